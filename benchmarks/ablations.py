@@ -3,18 +3,22 @@
 ``python benchmarks/ablations.py --base runs/bench-laptop --arms grpo effort``. ``--base`` has finished runs of the
 laptop recipe, ``seed0``, ``seed1`` and so on (``benchmarks/laptop.py`` makes them). Every arm and the control are RL
 stages of ``--steps`` steps, evaluated on the same held-out tasks, each at its best temperature on the development
-tasks. An effect is the mean over tasks of the difference to the control, over all seeds. Its interval holds for other
+tasks. An effect is the mean over tasks of the difference to the control, over all seeds. Its interval covers other
 tasks and other runs: it adds the variance of the mean over tasks to that of runs of one recipe and seed, which is
 measured by repeating the control (the arms ``again`` and ``again_2``; without them the interval is over tasks alone).
 
-The result is written after every run, of all arms under ``--work`` and ``--also``, each against the control of its own
-folder. Finished runs there are not run again, interrupted ones are continued. Some arms need a base of their own:
-``effort`` one with ``learn.sft.verified = false`` (from verified demonstrations no policy ever gives up, so none can
-learn to stop earlier); ``summaries_masked`` a policy that summarises (``harness.summary``, and a context too small for
-its tasks), and ``summaries_masked_tight`` one whose summaries decide (three calls and one summary after the file was
-read: whoever has to read it again cannot edit); the hints one that learned to read them
-(``learn.demonstrations.hinted``); ``declining_free`` one that sometimes does not edit at all
-(``learn.demonstrations.decline``); ``replay_off`` a mixture of experts.
+The result covers all arms under ``--work`` and ``--also``, each against the control of its own folder, and is written
+after every run. Finished runs there are not run again, interrupted ones are continued. Some arms need a base of their
+own:
+
+- ``effort``: one with ``learn.sft.verified = false`` (after verified demonstrations a policy never gives up, so it
+  cannot learn to stop earlier).
+- ``summaries_masked``: a policy that summarises (``harness.summary``, and a context too small for its tasks).
+- ``summaries_masked_tight``: one that depends on its summaries (three calls and one summary after the file was read, so
+  that a policy that must read it again cannot edit).
+- hints: a policy that learned to read them (``learn.demonstrations.hinted``).
+- ``declining_free``: one that sometimes does not edit at all (``learn.demonstrations.decline``).
+- ``replay_off``: a mixture of experts.
 """
 
 from __future__ import annotations
@@ -75,9 +79,9 @@ ARMS: Mapping[str, tuple[str, ...]] = {
     "solved_whole": ("learn.solved={after_rl=true,wasted_call_weight=1}",),
     "replay_off": ("train.replay_ratio=1.0",),
 }
-"""Settings of each arm beyond those of the laptop recipe. ``again`` and ``again_2`` are the control once
-more: what runs of one recipe differ by, since no asynchronous run is repeated exactly. Other arms are compared with the
-mean of all that were run."""
+"""Settings of each arm beyond those of the laptop recipe. ``again`` and ``again_2`` repeat the control, to measure the
+difference between runs of one recipe, since asynchronous runs cannot be repeated exactly. Other arms are compared with
+the mean of all control runs."""
 
 Arms = dict[str, dict[int, "Arm"]]
 """Finished runs by arm and seed."""
@@ -85,9 +89,8 @@ Arms = dict[str, dict[int, "Arm"]]
 
 @dataclass(frozen=True)
 class Arm:
-    """One run: its held-out evaluation, minutes of its RL stage, by task the mean effort of an episode (by ``EFFORT``)
-    and the pass rate before RL, what its summaries were like before and after RL, if it wrote any, and shares of its
-    training rollouts."""
+    """One run: its held-out evaluation, minutes of its RL stage, by task the mean effort of an episode (``EFFORT``) and
+    the pass rate before RL, statistics of its summaries before and after RL (``summaries``), and of its training."""
 
     evaluation: Evaluation
     minutes: float
@@ -97,7 +100,7 @@ class Arm:
     training: Mapping[str, Any]
 
     def tokens_per_solved(self) -> float | None:
-        """Sampled tokens of an episode over the pass rate; None if nothing was solved."""
+        """Return the sampled tokens per episode divided by the pass rate; None if nothing was solved."""
         solved = self.evaluation.pass1.mean
         return self.evaluation.effort["sampled_tokens"] / solved if solved else None
 
@@ -128,7 +131,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--out", type=Path, default=RESULTS / "ablations.json")
     args = parser.parse_args()
-    for seed in args.seeds:  # all arms of a seed before the next: what is compared has run side by side
+    for seed in args.seeds:  # all arms of a seed before the next, so that compared runs follow each other
         for name in (CONTROL, *args.arms) if args.arms else ():
             base, out = args.base / f"seed{seed}", args.work / f"{name}-{seed}"
             settings = (f"rl.steps={args.steps}", "evaluate.baselines=false", *ARMS[name])
@@ -138,7 +141,7 @@ def main() -> None:
 
 
 def play(base: Path, out: Path, settings: Sequence[str]) -> bool:
-    """Run the RL stage of one arm and its evaluation, unless it has been; whether it was. Ends the program where
+    """Run the RL stage of one arm and its evaluation, unless it is finished; return True if it was run. Exits if
     ``out`` was run with other settings."""
     run = RunDirectory(out.absolute())
     if not run.recipe.exists():
@@ -155,7 +158,7 @@ def play(base: Path, out: Path, settings: Sequence[str]) -> bool:
 
 
 def finished(work: Path) -> Arms:
-    """What has been run under ``work``."""
+    """Return the finished runs under ``work``."""
     found: Arms = {}
     for name in ARMS:
         for place in sorted(work.glob(f"{name}-[0-9]*")):
@@ -184,8 +187,8 @@ def finished(work: Path) -> Arms:
 
 
 def training_rollouts(store: TrajectoryStore) -> dict[str, Any]:
-    """Number and tokens of the training rollouts, and by sixth of them, in order of their start: the share that is
-    solved, and the share that has an invalid call."""
+    """Return number and tokens of the training rollouts and, for each sixth of them in order of their start, the share
+    that is solved and the share with an invalid call."""
     rows = store.rows("source = 'train'")
     sixths = [part for part in np.array_split(np.arange(len(rows)), 6) if len(part)]
     return {
@@ -197,8 +200,9 @@ def training_rollouts(store: TrajectoryStore) -> dict[str, Any]:
 
 
 def training_steps(run: RunDirectory) -> dict[str, Any]:
-    """By sixth of the steps: rate of each error that a hint could name (per rollout), and the share of rollouts with an
-    edit; the step at which each alarm fired first. Means over the steps: |dlogp|, and figures of router replay."""
+    """Return, for each sixth of the steps, the rate per rollout of each error that a hint could name, and the share of
+    rollouts with an edit; further the step at which each alarm first fired, and means over the steps of |dlogp| and of
+    the shares of router replay."""
     lines = {line["step"]: line for line in read_jsonl(run.stage_metrics("rollouts"))}
     sixths = [part for part in np.array_split([lines[step] for step in sorted(lines)], 6) if len(part)]
     errors = sorted({name for line in lines.values() for name in line["hints"]["rate"]})
@@ -221,10 +225,10 @@ def training_steps(run: RunDirectory) -> dict[str, Any]:
 
 
 def summaries(store: TrajectoryStore, run: RunDirectory, evaluation: str) -> dict[str, float]:
-    """Figures of the summaries in an evaluation; empty if there are none.
+    """Return statistics of the summaries in an evaluation; empty if there are none.
 
     ``per_episode``: mean number; ``solved_with_one``: pass rate of the episodes that wrote one; ``name_the_file``:
-    share of summaries that name the file which the solution changes; ``plan``: that say the next edit.
+    share of summaries that name the file which the solution changes; ``plan``: share that state the next edit.
     """
     request = load_recipe(run.recipe).harness.summary.request
     rows = store.rows(f"source = 'eval' AND group_id LIKE '{evaluation}:%'")
@@ -260,7 +264,7 @@ class RunNoise:
 
 
 def run_noise(works: Sequence[Arms], best: bool = False) -> RunNoise | None:
-    """Pooled over the seeds whose control was run more than once; None if there is none."""
+    """Return the noise pooled over the seeds whose control was run more than once; None if there are none."""
     squares, freedom = 0.0, 0
     for found in works:
         repeated = [found.get(name, {}) for name in (CONTROL, *AGAIN)]
@@ -278,9 +282,12 @@ def effect(
     best: bool = False,
     noise: RunNoise | None = None,
 ) -> Estimate:
-    """Mean over seeds and tasks of arm minus control in pass@1 (or best-of-k). ``controls``: runs of the control, of
-    which a seed's mean counts; all seeds of ``arm`` are in the first. Without ``noise`` the interval is over tasks
-    alone; with it, it is mean +- t * sqrt(variance over tasks + variance of the difference of the runs' means)."""
+    """Return the mean over seeds and tasks of arm minus control in pass@1 (or best-of-k).
+
+    ``controls``: runs of the control by seed, averaged for each seed; the first has all seeds of ``arm``. Without
+    ``noise`` the interval is over tasks alone; with it, the interval is mean +- t * sqrt(variance over tasks + variance
+    of the difference of the runs' means).
+    """
     by_task: dict[str, list[float]] = {}
     for seed in arm:
         ours = _by_task(arm[seed].evaluation, best)
@@ -297,7 +304,8 @@ def effect(
 
 
 def thirds(control: Mapping[int, Arm]) -> dict[str, list[str]]:
-    """The third of tasks that the policies before RL solved most often (``easy``), and that they solved least."""
+    """Return the third of the tasks that the policies before RL solved most often (``easy``) and least often
+    (``hard``)."""
     tasks = sorted(next(iter(control.values())).before)
     order = sorted(tasks, key=lambda task: (np.mean([each.before[task] for each in control.values()]), task))
     third = len(order) // 3
@@ -305,12 +313,12 @@ def thirds(control: Mapping[int, Arm]) -> dict[str, list[str]]:
 
 
 def by_task(arm: Mapping[int, Arm], tasks: Sequence[str], key: str) -> list[float]:
-    """Effort ``key`` of an episode on each task, mean over seeds."""
+    """Return the effort ``key`` of an episode on each task, averaged over seeds."""
     return [float(np.mean([each.effort[task][key] for each in arm.values()])) for task in tasks]
 
 
 def ratio_of_sums(arm: Sequence[float], control: Sequence[float]) -> Estimate:
-    """Sum of the arm over the control's, both by task; the interval resamples tasks."""
+    """Return the sum of the arm divided by that of the control, both given by task; the interval resamples tasks."""
     pairs = np.array([arm, control])
     drawn = np.random.default_rng(0).integers(0, len(arm), (4000, len(arm)))
     sums = pairs[:, drawn].sum(axis=2)
@@ -345,7 +353,8 @@ def _compared(
     noise: RunNoise | None,
     best_noise: RunNoise | None,
 ) -> tuple[dict[str, float | None], dict[str, Any]]:
-    """Figures and details of one arm; its effects are against the mean of ``controls``, all else against the first."""
+    """Return figures and details of one arm. Effects are against the mean of ``controls``, all else against the
+    first."""
     control = controls[0]
     gain = effect(arm, controls, noise=noise)
     best = effect(arm, controls, best=True, noise=best_noise)
@@ -374,7 +383,8 @@ def _compared(
 
 
 def _ratio(arm: Mapping[int, Arm], control: Mapping[int, Arm]) -> float | None:
-    """Tokens per solved task over the control's, mean of the seeds; None if a seed solved nothing."""
+    """Return the tokens per solved task divided by the control's, averaged over seeds; None if a seed solved
+    nothing."""
     ratios = []
     for seed in arm:
         ours, theirs = arm[seed].tokens_per_solved(), control[seed].tokens_per_solved()
@@ -389,7 +399,7 @@ def _by_task(found: Evaluation, best: bool) -> dict[str, float]:
 
 
 def _keep_before(base: RunDirectory, run: RunDirectory) -> None:
-    """Take over the evaluation before RL, which is the same for every arm."""
+    """Copy the evaluation before RL, which is the same for every arm, from ``base``."""
     stage = base.root / "stages" / "before.json"
     source, target = TrajectoryStore(base.trajectories), TrajectoryStore(run.trajectories)
     try:

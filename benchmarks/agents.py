@@ -1,13 +1,13 @@
-"""Agents of others, unmodified, in boxes, against the gateway: what they do is recorded token by token, graded and
+"""Unmodified external agents in boxes, against the gateway: their episodes are recorded token by token, graded and
 trained on.
 
     python benchmarks/agents.py [NAME ...]
 
-``benchmarks/gateway.py`` puts what comes of it into its result. Each agent is fetched from its package index as
-``harness.program`` does it (npm for those in Node) and mends the repository of the tests. A script plays the policy, so
-that the figures are about the way through agent, gateway and grading and not about what a policy can do. Each agent
-plays twice, once mending it and once not, and the trainer takes steps on this group with a small policy. Needs the
-package indexes; the agents reach nothing but the gateway.
+``benchmarks/gateway.py`` includes this in its result. Each agent is fetched from its package index like for
+``harness.program`` (npm for those in Node) and repairs the toy repository of the tests. A script plays the policy, so
+that the figures measure the path through agent, gateway and grading and not the ability of a policy. Each agent plays
+twice, once with the repair and once without, and the trainer takes steps on this group with a small policy. Needs the
+package indexes; the agents can reach only the gateway.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from programs import play, recorded_as_sampled, served  # noqa: E402
 
 TEXTS = [path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))]
 TOKENIZER = Tokenizer(train_bpe(TEXTS, 4000, get_format("hermes").special_tokens))
-"""Trained on English and code, because an agent's instructions have up to 300,000 characters."""
+"""Tokenizer trained on English and code, because an agent's instructions have up to 300,000 characters."""
 
 MENDED = toy.SHAPES.replace("width + height", "width * height")
 _CALLED = re.compile(r'"name": "(\w+)"')
@@ -67,8 +67,8 @@ class Played(NamedTuple):
 
 @dataclass(frozen=True)
 class Agent:
-    """``npm``: package to install into the program's folder instead. ``replies``: what the policy says, a turn each;
-    ``idle``: what it says instead where it mends nothing."""
+    """An external agent. ``npm``: npm package to install into the program's folder. ``replies``: the policy's replies
+    of the episode with the repair, one per turn; ``idle``: its reply in the episode without."""
 
     name: str
     program: ProgramSettings
@@ -109,7 +109,7 @@ AGENTS = (
         "mini-swe-agent",
         ProgramSettings(
             command='mini -y --exit-immediately -m openai/$WOODSHED_MODEL -t "$WOODSHED_TASK" -o /tmp/trajectory.json',
-            packages=("mini-swe-agent==2.4.6", "mcp"),  # litellm imports mcp without asking for it
+            packages=("mini-swe-agent==2.4.6", "mcp"),  # litellm imports mcp without requiring it
             env={
                 "MSWEA_CONFIGURED": "true", "MSWEA_COST_TRACKING": "ignore_errors", "MSWEA_SILENT_STARTUP": "1",
                 "LITELLM_LOCAL_MODEL_COST_MAP": "True",
@@ -199,7 +199,7 @@ AGENTS = (
         npm="@mariozechner/pi-coding-agent",
     ),
     Agent(
-        "opencode",  # a binary; Chat Completions, streaming; asks for a title beside
+        "opencode",  # a binary; Chat Completions, streaming; also asks for a title
         ProgramSettings(
             command=f'{NODE}/opencode-linux-x64/bin/opencode run -m woodshed/policy "$WOODSHED_TASK" < /dev/null',
             env={
@@ -219,7 +219,7 @@ AGENTS = (
 
 
 def installed(agent: Agent) -> ProgramSettings:
-    """The program, with its Node package in a folder of the cache."""
+    """Return the program, with its Node package installed in a folder of the cache."""
     if not agent.npm:
         return agent.program
     folder = cache_directory() / "programs" / agent.npm.replace("/", "-").replace("@", "")
@@ -231,12 +231,12 @@ def installed(agent: Agent) -> ProgramSettings:
 
 
 def episode(task: Task, layers: LayerStore, program: ProgramSettings, replies: Iterable[str], tool: str = "") -> Played:
-    """``tool``: one that the agent has."""
+    """Play one episode of a program with scripted replies. ``tool``: name of a tool that the agent offers, or ''."""
     engine = ScriptedEngine(lambda _: [], context=1 << 20)
     said = iter(replies)
 
     def say(prompt: list[int]) -> list[int]:
-        """Answer a request; one that offers no tools (an agent asks for a title, say) gets a plain reply."""
+        """Answer a request. One that does not offer ``tool`` (for example for a title) gets a plain reply."""
         beside = tool and f'"{tool}"' not in TOKENIZER.decode(prompt)
         return TOKENIZER.encode("Mend it.<|im_end|>" if beside else next(said, "Done.<|im_end|>"), allow_special=True)
 
@@ -249,8 +249,8 @@ def episode(task: Task, layers: LayerStore, program: ProgramSettings, replies: I
 
 
 def train(group: Sequence[Trajectory]) -> dict[str, Any]:
-    """Steps of RL on one group. The loss is minus advantage times log-probability: it falls exactly if what was
-    rewarded becomes likelier than what was not."""
+    """Take three RL steps on one group. The loss is minus advantage times log-probability, so it falls if the rewarded
+    episode becomes likelier relative to the other."""
     sampled = sum(int(segment.sampled.sum()) for done in group for segment in done.segments)
     batch, _ = build_batch(
         [group], load_algorithm("grpo", budget=sampled), step=1, batch_id="agents", generation_budget=sampled
@@ -310,13 +310,13 @@ def measure(agent: Agent, root: Path) -> dict[str, Any]:
 
 
 def trains(trained: dict[str, Any]) -> bool:
-    """Whether every sampled token was trained on, and the steps went where the rewards say."""
+    """Return whether every sampled token was trained on, and the loss fell with rewards 1 and 0."""
     every = trained["trained_tokens"] == trained["sampled_tokens"]
     return bool(every and trained["rewards"] == [1.0, 0.0] and trained["loss"][0] > trained["loss"][-1])
 
 
 def measure_all(names: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
-    """What came of each agent's episode, by name."""
+    """Return the measurements of each agent, by name."""
     found = {}
     for agent in AGENTS:
         if not names or agent.name in names:
@@ -327,7 +327,7 @@ def measure_all(names: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
 
 
 def measure_apart(at_once: int = 3) -> dict[str, dict[str, Any]]:
-    """As ``measure_all``, each agent in a process of its own: most of their time they wait."""
+    """Like ``measure_all``, but with each agent in its own process, several at a time, since they mostly wait."""
 
     def one(agent: Agent) -> dict[str, Any]:
         done = subprocess.run([sys.executable, __file__, agent.name], stdout=subprocess.PIPE, text=True, check=False)

@@ -1,4 +1,4 @@
-"""The same RL budget synchronously and asynchronously: ``python benchmarks/async_rl.py --base runs/laptop``.
+"""Compare synchronous and asynchronous RL with the same budget: ``python benchmarks/async_rl.py --base runs/laptop``.
 
 Both start from the same finished SFT policy (``--base``, a run of recipes/laptop.toml that got at least as far as its
 first evaluation) and train the same number of steps on the same prompts. Synchronous means: dispatch one batch, wait
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def branch(base: Path, out: Path, overrides: list[str]) -> None:
-    """A copy of a run as it was after SFT, with another recipe."""
+    """Copy a run as it was after SFT, with overrides of its recipe. Exits if ``base`` has not got that far."""
     source, target = RunDirectory(base.absolute()), RunDirectory(out.absolute())
     if source.stage_result("before") is None:
         raise SystemExit(f"{base} has not evaluated its SFT policy yet; give a run that has (--base)")

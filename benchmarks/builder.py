@@ -1,12 +1,12 @@
-"""A benchmark built from real repositories: how many tasks, how large, how clear, how clean.
+"""Build a benchmark from real repositories and measure number, size, clarity and contamination of its tasks.
 
     python benchmarks/builder.py --repository PATH ... [--per-source 4] [--sessions 2] [--dir runs/builder]
 
 Give at least five git repositories with a history. There are no recorded sessions of people here, so sessions are
 *played*: for the newest commits of each repository our agent repeats the commit's edits in a box, through a real
-gateway, with a policy that says what it is told; the user's message is the commit's title. That measures tracing and
-the way from a record to a task, not how people ask. Half of the sessions are labelled with another repository, and
-must not be traced. ``ambiguity_agreement`` is by rules unless ``--endpoint`` is given.
+gateway, with a scripted policy; the user's message is the commit's title. That measures tracing and the way from a
+record to a task, not how people ask. Half of the sessions are labelled with another repository, and must not be traced.
+``ambiguity_agreement`` is by rules unless ``--endpoint`` is given.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ def call(name: str, **arguments: str) -> str:
 
 
 def edits(path: str, before: str, after: str) -> Iterator[str]:
-    """Calls that turn ``before`` into ``after``: a replacement of each hunk, with enough lines around it."""
+    """Yield calls that turn ``before`` into ``after``: a replacement of each hunk with enough lines around it to be
+    unique, or one call that writes the whole file."""
     old, new = before.splitlines(True), after.splitlines(True)
     every = difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
     codes = [code for code in every if code[0] != "equal"]
@@ -93,7 +94,7 @@ def edits(path: str, before: str, after: str) -> Iterator[str]:
 
 
 class Played:
-    """Read the source changes of ``commit``, which a played session repeats. ``at``: Unix time of the commit."""
+    """A session to play, which repeats the source changes of ``commit``. ``at``: Unix time of the commit."""
 
     def __init__(self, repository: str, place: Path, commit: Commit, objects: Objects) -> None:
         self.commit = commit
@@ -110,7 +111,8 @@ class Played:
 
 
 async def play(url: str, engine: ScriptedEngine, store: TrajectoryStore, played: Played) -> None:
-    """One session: the edits of a commit, said by the policy, made by our agent in a box, recorded by the gateway."""
+    """Play one session: the policy replies with the edits of a commit, our agent makes them in a box, and the gateway
+    records them."""
     said = iter([*played.calls, call("finish")])
     engine.say = lambda _: HERMES.encode(f"{next(said)}<|im_end|>", allow_special=True)
     backend = open_backend("namespace")
@@ -153,7 +155,7 @@ def is_test(name: str) -> bool:
 
 
 def plan(places: Sequence[Path], each: int, scratch: Path) -> tuple[list[Played], list[dict[str, str]]]:
-    """The sessions to play, ``each`` of every repository and as many decoys; (sessions, repositories)."""
+    """Return (sessions to play, repositories): ``each`` sessions of every repository and as many decoys."""
     sessions: list[Played] = []
     repositories = []
     for place in places:
@@ -181,8 +183,8 @@ async def play_all(sessions: Sequence[Played], url: str, engine: ScriptedEngine,
 
 
 def planted(tasks: Sequence[Task]) -> dict[str, list[int]]:
-    """Kind of leak -> [planted, found]: in the workspace (three kinds for each task, in turn), in the query and in a
-    corpus."""
+    """Plant leaks in the workspace (three kinds for each task, in turn), in the query and in a corpus, and scan for
+    them; return [planted, found] by kind of leak."""
     found: dict[str, list[int]] = {}
 
     def count(kind: str, hit: bool) -> None:
@@ -255,7 +257,7 @@ def main() -> None:
     if (bench / LOCK).exists():  # an earlier start built it and was stopped while it measured
         lock = read_lock(bench)
         made = Round(1, dict(lock.tasks), dict(lock.rounds[0]["left_out"]), traced=_traced(inputs, settings, ""))
-        made.gates = {name: {} for name in lock.tasks}  # no task is locked that fails one
+        made.gates = {name: {} for name in lock.tasks}  # a task that fails a gate is not locked
     else:
         made = asyncio.run(build(inputs, settings, bench))
     write(folder, made, sessions, repositories, endpoint, time.monotonic() - started, arguments.out)

@@ -1,10 +1,10 @@
 """Measure the most that RL's tasks can teach: ``python benchmarks/ceiling.py --base runs/bench-laptop [--seeds 1]``.
 
-``--base`` has finished runs of the laptop recipe with baselines (``benchmarks/laptop.py`` makes them). Here the SFT
-that makes their result is given scripted repairs of all of RL's tasks in place of what RL solved: the same policy
-before it, the same demonstrations beside them, and at least as many examples. What the result lacks of that, the policy
-did not find; more than that these tasks do not teach a policy of this size, at least not by SFT. Finished folders under
-``--work`` are not run again, others begin anew.
+``--base`` has finished runs of the laptop recipe with baselines (``benchmarks/laptop.py`` makes them). Here the final
+SFT of these runs is repeated with scripted repairs of all of RL's tasks instead of what RL solved: from the same
+policy, with the same demonstrations, and with at least as many examples. The held-out pass rate is the ceiling: these
+tasks cannot teach a policy of this size more, at least not by SFT. The gap between a run's result and the ceiling is
+what RL did not find. Finished folders under ``--work`` are not run again, others begin anew.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def prepare(base: RunDirectory, run: RunDirectory, episodes: int) -> None:
-    """A copy of ``base`` after its pretraining whose demonstrations are its own and those of RL's tasks."""
+    """Copy ``base`` as it was after pretraining; its demonstrations are its own plus scripted ones of RL's tasks."""
     branch(base.root, run.root, [SCRIPTED % episodes, *NO_RL])
     recipe = load_recipe(run.recipe)
     folders = [task_folder(run, recipe.tasks.family, split) for split in ("train", "sft")]
@@ -79,7 +79,8 @@ def prepare(base: RunDirectory, run: RunDirectory, episodes: int) -> None:
 
 
 def compare(base: RunDirectory, run: RunDirectory) -> dict[str, Any]:
-    """Held-out rates of the policies of ``base`` and of ``run``. The latter is evaluated twice; the first counts."""
+    """Return the held-out rates of the policies of ``base`` and ``run``. That of ``run`` is evaluated twice; the first
+    evaluation counts."""
     found = learned(base)
     store = TrajectoryStore(run.trajectories)
     ceiling, again = evaluation(store, BEFORE), evaluation(store, AFTER)

@@ -1,13 +1,13 @@
-"""kill -9 of everything, again and again, while a run with two engines learns: is anything lost, or counted twice?
+"""Kill (kill -9) every process of a run with two engines again and again, and check that nothing is lost or counted
+twice.
 
     python benchmarks/chaos.py [--kills 100] [--every 3] [--seed N] [--out benchmarks/results/chaos.json]
 
 The smoke recipe runs up to RL once. Then engines, gateway, publisher (the trainer), follower (an engine that has just
 been given new weights), rollouts, the fork server of the boxes and the run itself are killed at random moments of RL,
-until there were ``--kills``; a run that is over before that is followed by another one. After every run the files are
-counted: trajectories lost or stored twice, tokens without version or log-probability, log-probabilities that are not
-those of the weights of their version, prompts dispatched twice, and whether the final weights are those of the chain,
-bit by bit."""
+``--kills`` times in all; if a run finishes before that, another one starts. After every run its files are checked:
+trajectories lost or stored twice, tokens without version or log-probability, log-probabilities that are not those of
+the weights of their version, prompts dispatched twice, and whether the final weights are bitwise those of the chain."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from waiting import wait_until
 from woodshed.weights.manifest import versions
 
 WEIGHTS = {"engine": 6, "server": 4, "trainer": 3, "follower": 3, "rollouts": 2, "fork_server": 1, "run": 1}
-"""How often each is killed, relative to the others."""
+"""Relative frequency with which each is killed."""
 
 
 def head(root: Path) -> int:
@@ -43,7 +43,7 @@ def head(root: Path) -> int:
 
 
 def prepare(scratch: Path, steps: int, attempts: int) -> Path:
-    """A run of which only RL and what follows is left to do."""
+    """Prepare a run in which only RL and the stages after it are left to do; return its folder."""
     root = scratch / "base"
     sets = {
         "rl.steps": steps,
@@ -64,7 +64,7 @@ def prepare(scratch: Path, steps: int, attempts: int) -> Path:
 
 
 class Hunt:
-    """One run that is killed at until it is finished."""
+    """One run whose processes are killed until it is finished."""
 
     def __init__(self, root: Path, scratch: Path, rng: random.Random, every: float) -> None:
         self.root, self.scratch, self.rng, self.every = root, scratch, rng, every
@@ -82,7 +82,7 @@ class Hunt:
         return not (self.root / "stages" / "rl.json").exists()
 
     def alive(self) -> bool:
-        """Whether the run goes on; one that gave up is continued as a person would."""
+        """Return whether the run is unfinished. A run that has failed is restarted, as a person would do."""
         if self.process.poll() is None:
             return True
         if self.process.returncode == 0:
@@ -92,12 +92,12 @@ class Hunt:
         return True
 
     def kill(self) -> str | None:
-        """Wait a moment, then kill something; what it was, or None where RL was over before."""
+        """Wait a random time, then kill something; return its name, or None if RL was over before."""
         victim = self.rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
         until, version = time.monotonic() + self.rng.uniform(0, 2 * self.every), head(self.root)
         while self.in_rl() and self.alive():
             now = time.monotonic()
-            # A follower is one that has just been told of new weights; where none come it is an engine like any other.
+            # Kill a follower just after new weights were published; if none come for 10 s, kill any engine.
             ready = now > until + 10 or head(self.root) > version if victim == "follower" else now > until
             if ready and self._kill(victim):
                 self.killed[victim] += 1
@@ -122,7 +122,7 @@ class Hunt:
 
 
 def count(root: Path) -> dict[str, Any]:
-    """What is wrong with the files of a finished run."""
+    """Return the lost or doubled records, failed checks and other counts of a finished run's files."""
     broken = {}
     for check in CHECKS:
         try:

@@ -1,7 +1,7 @@
 """The algorithm of the ablation ``broken_calls_dropped``: rollouts with an invalid call are not trained at all.
 
-That is what a training system does that throws unparsable replies away. Nothing is then bad about breaking a call where
-the task looks lost, since all other failures are made less likely (see docs/results.md).
+This models a training system that discards unparsable replies. An invalid call then has no cost: if a task looks lost,
+it becomes relatively more likely, since all other failures are made less likely (see docs/results.md).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from woodshed.rl.algorithms.mean_baseline import MeanBaseline
 
 
 class DropBroken(MeanBaseline):
-    """The default algorithm over those rollouts of a group whose calls were all valid; the others weigh 0."""
+    """The default algorithm over the rollouts of a group whose calls were all valid; the others have weight 0."""
 
     def annotate(self, group: Sequence[Trajectory]) -> list[list[Weights]]:
         valid = [t for t in group if not t.effort.invalid_calls]

@@ -1,15 +1,15 @@
-"""The engine beside its peers: ``python benchmarks/engine.py [--dtype bfloat16] [--vllm PYTHON] [--llama PYTHON]``.
+"""Compare the engine with others: ``python benchmarks/engine.py [--dtype bfloat16] [--vllm PYTHON] [--llama PYTHON]``.
 
-Two things for every size of policy, in one number format, everything turn and turn about with the same weights and
-prompts:
+Two measurements for every size of policy, in one number format, alternating between all engines, with the same weights
+and prompts:
 
-- traffic: prompts all at once, as many samples in groups of one prompt each, and agents whose context grows, beside
-  transformers' ``generate`` and vLLM, our engine with torch's operators instead of kernels of its own, and in bfloat16
-  beside our engine in float32. The figures are ratios of medians of wall-clock seconds.
-- a table of prefill and decoding rates over batch sizes, beside transformers' ``generate`` and continuous batching,
-  llama.cpp and vLLM.
+- traffic: many prompts at once, the same number of samples in groups with one prompt each, and agents whose context
+  grows; compared with transformers' ``generate``, vLLM, our engine with torch's operators instead of its own kernels,
+  and, for bfloat16, our engine in float32. The figures are ratios of medians of wall-clock seconds.
+- a table of prefill and decoding rates over batch sizes, compared with transformers' ``generate`` and continuous
+  batching, llama.cpp and vLLM.
 
-One thread multiplies matrices in each; vLLM has processes of its own for the rest, our engine another thread. vLLM and
+Each uses one thread for matrix products; for the rest vLLM has extra processes, our engine one extra thread. vLLM and
 llama.cpp are in environments of their own, whose interpreters are given (docs/serving.md says how to make them).
 """
 
@@ -52,7 +52,7 @@ VLLM_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "3", "VLLM_CPU_OMP_THREADS_BIND": 
 
 
 class Field:
-    """Who takes part, and why others do not."""
+    """The peers that take part, and the reasons why others do not."""
 
     def __init__(self, stack: AsyncExitStack) -> None:
         self.stack = stack
@@ -65,7 +65,7 @@ class Field:
 
 
 async def enter_vllm(field: Field, python: str, decoder: Decoder, folder: Path) -> VllmEngine | None:
-    """A server of the policy, and its client in the field."""
+    """Start a vLLM server of the policy and add its client to the field; None if it does not start."""
     save(decoder, folder)
     os.environ.update({name: os.environ.get(name, value) for name, value in VLLM_ENVIRONMENT.items()})
     try:
@@ -93,7 +93,7 @@ async def enter_llama(field: Field, python: str, decoder: Decoder, folder: Path,
 
 
 async def enter_continuous(field: Field, model: Any, length: int) -> None:
-    """transformers' own; on a network of its own, because it changes the attention of the one that it gets."""
+    """Add transformers' continuous batching. It needs its own copy of the network, because it changes the attention."""
     name = "continuous batching"
     try:
         peer = field.stack.enter_context(continuous_batching(model, requests=32, longest=length))
@@ -175,7 +175,7 @@ async def measure(
 
 
 def gap_of(model: Any, replies: list[tuple[list[int], Reply]]) -> float | None:
-    """Largest difference of a peer's log-probabilities to a full forward; None where it tells none."""
+    """Return the largest difference of a peer's log-probabilities from a full forward pass; None if it reports none."""
     if any(not reply.logprobs for _, reply in replies):
         return None
     return max(

@@ -1,14 +1,14 @@
-"""``woodshed evaluate`` as people use it: ``python benchmarks/evaluate.py --checkpoint RUN [--suite FOLDER...]``.
+"""Run ``woodshed evaluate`` like a user: ``python benchmarks/evaluate.py --checkpoint RUN [--suite FOLDER...]``.
 
-First part: policies on ``cheats``, ``interaction`` and folders of tasks (``woodshed tasks build`` of QuixBugs,
-HumanEval and Exercism, for example): a scripted oracle, cheater and attentive agent behind a real HTTP server of a
-process of their own (``tests/evaluate/scripted_models.py``), and the policy ``--checkpoint``. The command runs once to
-its end. Then it runs again in another folder and is killed with SIGKILL ``--kills`` times at random moments, together
-with everything it started, before it ends; ``results_changed`` counts policies and tasks whose solved samples, cheats,
-turns, tokens or axes differ between the two. The seconds of an episode are those of box, harness, grading and storing:
-the scripted models answer at once. Where the checkpoint solves something, its sampling is part of what must not change.
+First part: policies on ``cheats``, ``interaction`` and folders of tasks (for example made by ``woodshed tasks build``
+from QuixBugs, HumanEval and Exercism): a scripted oracle, cheater and attentive agent behind a real HTTP server in its
+own process (``tests/evaluate/scripted_models.py``), and the policy ``--checkpoint``. The command runs once to its end.
+Then it runs again in another folder and is killed with SIGKILL ``--kills`` times at random moments, together with
+everything it started, before it ends; ``results_changed`` counts policies and tasks whose solved samples, cheats,
+turns, tokens or axes differ between the two. The seconds of an episode are those of box, harness, grading and storing,
+since the scripted models answer at once. The samples of the checkpoint must not change either.
 
-Second part: ``--model NAME=POLICY`` (several, real ones) side by side, each in its run's agent or in that of
+Second part: real models, ``--model NAME=POLICY`` (several), are compared, each in its run's agent or in that of
 ``--agent NAME=RECIPE``, on ``--model-suite``.
 """
 
@@ -45,7 +45,7 @@ LIMITS += ("--set", "harness.limits.turn_tokens=64")
 
 @contextmanager
 def models(folders: Sequence[Path], place: Path) -> Iterator[str]:
-    """URL of the server of the scripted models."""
+    """Start the server of the scripted models; yield its URL."""
     ready = place / "url"
     ready.unlink(missing_ok=True)
     program = ROOT / "tests" / "evaluate" / "scripted_models.py"
@@ -72,7 +72,7 @@ def command(url: str, arguments: argparse.Namespace, out: Path, only: Sequence[s
 
 
 def run(words: Sequence[str]) -> float:
-    """Run to the end; wall seconds."""
+    """Run a command to its end; return the wall seconds."""
     start = time.monotonic()
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
@@ -80,7 +80,7 @@ def run(words: Sequence[str]) -> float:
 
 
 def stored(out: Path) -> int:
-    """Finished episodes of an evaluation."""
+    """Return the number of finished episodes of an evaluation."""
     import sqlite3
 
     index = out / "trajectories" / "index.sqlite"
@@ -94,10 +94,10 @@ def stored(out: Path) -> int:
 
 
 def killed(words: Sequence[str], out: Path, *, kills: int, total: int, seed: int) -> list[int]:
-    """Kill the command ``kills`` times while it runs, then let it end; episodes that were stored at each kill.
+    """Kill the command ``kills`` times while it runs; return the number of stored episodes at each kill.
 
-    Each kill comes a random moment after the next few episodes were stored, so that the kills spread over the whole
-    evaluation; some come while it starts or while it judges.
+    Each kill comes at a random moment after the next few episodes were stored, so that the kills are spread over the
+    whole evaluation; some come while it starts or while it judges.
     """
     rng = random.Random(seed)
     seen: list[int] = []
@@ -137,7 +137,7 @@ def compared(left: dict[str, Any], right: dict[str, Any]) -> list[str]:
 
 
 def side_by_side(arguments: argparse.Namespace, out: Path) -> dict[str, Any]:
-    """The second part: results of the real models."""
+    """Run the second part; return the results of the real models."""
     words = [sys.executable, "-m", "woodshed.cli", "evaluate", *arguments.model, "--out", str(out)]
     for name in ("suite", "limit", "samples", "temperature"):
         for value in getattr(arguments, f"model_{name}"):

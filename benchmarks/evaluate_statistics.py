@@ -1,13 +1,13 @@
 """Coverage and power of the comparisons of ``woodshed evaluate``: ``python benchmarks/evaluate_statistics.py``.
 
-(A script called like a module of the standard library would be imported in its place.)
+(Not called ``statistics.py``, because it would be imported in place of that module of the standard library.)
 
 Each design draws whole evaluations of two policies from known rates: task i has p_i uniform over an interval and
-q_i = p_i + d +- tau, so every moment has a closed form. Of 2,000 comparisons a design, ``coverage`` is the share whose
-95 % interval holds d, and ``shown`` the share whose interval excludes 0, beside the power that ``evaluate/power.py``
-predicts. ``false_alarms``: the share that excludes 0 where d is 0. The standard error of a share is at most 0.011, of a
-coverage 0.005. ``planned`` checks the answers of ``woodshed evaluate plan``: with the tasks that it asks for, the
-wanted power is reached.
+q_i = p_i + d +- tau, so every moment has a closed form. Over 2,000 comparisons per design, ``coverage`` is the share
+whose 95 % interval contains d, and ``shown`` the share whose interval excludes 0, to compare with the power that
+``evaluate/power.py`` predicts. ``false_alarm_max``: the largest share that excludes 0 although d is 0. The standard
+error of a share is at most 0.011, of a coverage 0.005. ``planned`` checks ``woodshed evaluate plan``: with the number
+of tasks that it gives, the wanted power is reached.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Design:
 
     @property
     def spread(self) -> Spread:
-        """Closed form: p is uniform, q = p + d +- tau with equal chances, independent of p."""
+        """Variance components in closed form: p is uniform, q = p + d +- tau with equal chances, independent of p."""
         mean, var = (LOW + HIGH) / 2, (HIGH - LOW) ** 2 / 12
         other, other_var = mean + self.difference, var + self.tau**2
         return Spread(self.tau**2, mean * (1 - mean) - var + other * (1 - other) - other_var)
@@ -52,7 +52,7 @@ def simulate(design: Design, *, seed: int) -> dict[str, float]:
         q = p + design.difference + design.tau * rng.choice([-1, 1], design.tasks)
         assert q.min() >= 0 and q.max() <= 1
         a, b = (rng.random((design.tasks, design.samples)) < rate[:, None] for rate in (p, q))
-        # ``paired_gain`` with fewer resamples, to be quicker.
+        # Like ``paired_gain``, but with fewer resamples, which is quicker.
         gain = bootstrap(b.mean(axis=1) - a.mean(axis=1), resamples=1000, seed=number, expanded=True)
         covered += gain.low <= design.difference <= gain.high
         shown += gain.low > 0 or gain.high < 0

@@ -1,7 +1,7 @@
-"""Expected curves of a recipe from finished runs of it: ``python benchmarks/expected.py RUN RUN...``.
+"""Make the expected curves of a recipe from finished runs of it: ``python benchmarks/expected.py RUN RUN...``.
 
 Writes ``recipes/NAME.expected.json``, with which ``woodshed run`` compares later runs. Give at least two runs of the
-recipe as it is, with different seeds.
+unchanged recipe, with different seeds.
 """
 
 from __future__ import annotations

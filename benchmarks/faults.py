@@ -1,10 +1,10 @@
-"""Failures by their source; writes benchmarks/results/faults.json.
+"""Provoke failures and check the source to which they are attributed; writes benchmarks/results/faults.json.
 
     python benchmarks/faults.py [--only NAME ...] [--backends namespace gvisor] [--out benchmarks/results/faults.json]
 
-Every cause of docs/errors.md is tried for real: boxes, a gateway on a port, episodes up to the reward,
-gradings, gates, rollouts of a run. ``misattributed`` are those that counted as something of another source, or came to
-another end than the table says. Backends that do not work here are left out and named.
+Every cause in docs/errors.md is tried for real: boxes, a gateway on a port, episodes up to the reward, gradings, gates,
+rollouts of a run. ``misattributed``: number of failures that were attributed to another source, or ended in another
+state, than the table says. Backends that do not work here are left out and named.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def tried(cause: Cause, backend: str, layers: LayerStore) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         try:
             found, seconds = asyncio.run(attempt(cause, Path(folder), layers, backend))
-        except Exception as error:  # whatever gets out has no source
+        except Exception as error:  # an exception that escapes has no source
             found, seconds = Found("none", f"{type(error).__name__}: {error}"), 0.0
     row = {
         "cause": cause.name,

@@ -2,14 +2,14 @@
 
 ``python benchmarks/foreign.py --base runs/bench-laptop --seeds 0 1 2``. ``--base`` has runs of the laptop recipe,
 ``seed0`` and so on, of which the pretrained policies and the tasks for SFT are used. Such a policy has never seen the
-agent's one tool, a shell. It learns it from the text and the demonstrations of the laptop recipe, with each call
-written as the command that does the same (``sed`` for an edit). The demonstrations are run in boxes, and the output is
-shown as the agent shows it: some are played once more by the agent itself, which must send the same tokens. The rest is
-an ordinary run with ``harness.program`` and this policy as ``policy.source``.
+agent's only tool, a shell. It learns the shell from the text and the demonstrations of the laptop recipe, with each
+call written as the command that does the same (``sed`` for an edit). The demonstrations are run in boxes, and the
+output is shown as the agent shows it; to check this, the agent itself plays some of them again and must send the same
+tokens. The rest is an ordinary run with ``harness.program`` and this policy as ``policy.source``.
 
-The agent is configured as its users do, with a file: short templates, because a tiny policy reads at most a thousand
-tokens, and a model class that asks the gateway with the requests library (the default one imports LiteLLM, most of a
-rollout's processor time). Needs the package index. A seed took 75 minutes beside two other runs.
+The agent is configured with a file, as its users do: short templates, because a tiny policy reads at most a thousand
+tokens, and a model class that calls the gateway with the requests library (the default one imports LiteLLM, which takes
+most of a rollout's processor time). Needs the package index. A seed took 75 minutes in parallel with two other runs.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ PROGRAM = ProgramSettings(
         "MSWEA_CONFIGURED": "true",
         "MSWEA_COST_TRACKING": "ignore_errors",
         "MSWEA_SILENT_STARTUP": "1",
-        "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": "1",  # a request that the gateway refuses is a limit: asking again
+        "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": "1",  # the gateway refuses a request at a limit: no retry
         "PYTHONPATH": "/tmp",
         "MINI_CONFIG": CONFIG,
         "MINI_MODEL": MODEL,
@@ -100,11 +100,11 @@ BASH: dict[str, Any] = {
 }
 FINISH = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 CHECKED = 5
-"""Longest demonstrations, which the agent itself plays once more."""
+"""Number of demonstrations, the longest, that the agent itself plays again."""
 TEXT_TOKENS = 600_000
-"""Tokens of pretraining text with shell commands; they are trained on before the demonstrations."""
+"""Number of tokens of pretraining text with shell commands, trained on before the demonstrations."""
 SHOWN = 600
-"""Characters of a command's output that ``CONFIG`` shows."""
+"""Maximum number of characters of a command's output that ``CONFIG`` shows."""
 SCRIPTS = DemonstrationSettings(right_edit=0.6, broken_edit=0.0, untested_finish=0.0, give_up=0.1, invalid_call=0.0)
 
 
@@ -137,13 +137,13 @@ def main() -> None:
         detail[f"seed {seed}"] = {"minutes_by_stage": stage_minutes(run), **result.detail()}
         figures: dict[str, float | None] = {"steps": args.steps, **figures_of(seeds)}
         figures["best4_change_min"] = figures.pop("best8_change_min")
-        for unknown in ("later_attempts_before", "later_attempts_after"):  # what is an attempt, only our own tools tell
+        for unknown in ("later_attempts_before", "later_attempts_after"):  # attempts are counted only for our own tools
             del figures[unknown]
         write_result("foreign", figures, detail, args.out)
 
 
 def recipe_of(base: Path, policy: Path, steps: int) -> Recipe:
-    """The laptop recipe of ``base`` with the agent for a harness and the policy that ``teach`` made."""
+    """Return the laptop recipe of ``base`` with the agent as harness and the policy made by ``teach``."""
     laptop = load_recipe(base).model_dump()
     limits = {"turns": 12, "turn_tokens": 80, "sampled_tokens": 640, "context_tokens": 1280, "wall_seconds": 600.0}
     return Recipe.model_validate(
@@ -168,7 +168,7 @@ def recipe_of(base: Path, policy: Path, steps: int) -> Recipe:
 
 
 def teach(base: RunDirectory, out: Path, episodes: int) -> None:
-    """Teach the pretrained policy of ``base`` the agent's shell, into the folder ``out``."""
+    """Teach the pretrained policy of ``base`` the agent's shell; save the result in the folder ``out``."""
     recipe = load_recipe(base.recipe)
     tasks = load_split(base, "synthetic", "sft")
     policy = load_policy(base.policy("pretrain"))
@@ -203,7 +203,7 @@ def teach(base: RunDirectory, out: Path, episodes: int) -> None:
 
 
 def text(recipe: Recipe, policy: Policy) -> list[Example]:
-    """The laptop's pretraining text with the shell for a tool."""
+    """Return the laptop recipe's pretraining text with the shell as tool."""
     rng = random.Random(f"foreign-{recipe.seed}")
     settings = recipe.learn.corpus
     functions = draw_functions(settings.functions, recipe.seed, "sft")
@@ -212,7 +212,7 @@ def text(recipe: Recipe, policy: Policy) -> list[Example]:
     while sum(len(each.tokens) for each in found) < TEXT_TOKENS:
         messages, replies = next(seen)
         if any(str(m.get("content")).startswith("error") for m in messages):
-            continue  # no command checks the syntax of an edit
+            continue  # shell commands do not check the syntax of an edit
         tokens, own = render_conversation(in_shell(messages), [BASH], policy.format, policy.tokenizer, replies)
         weights = np.where(own > 0, own, settings.context_weight).astype(np.float32)
         weights[0] = 0.0
@@ -221,7 +221,7 @@ def text(recipe: Recipe, policy: Policy) -> list[Example]:
 
 
 def in_shell(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A conversation of the laptop's text as the agent's."""
+    """Translate a conversation of the laptop recipe's text into one of the agent."""
     found, action, file = [], Action(""), ""
     for message in messages:
         if calls := message.get("tool_calls"):
@@ -238,7 +238,7 @@ def in_shell(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def check(task: Task, messages: Sequence[dict[str, Any]], policy: Policy) -> None:
-    """End the program where the agent itself, with the replies of a demonstration, does not send the same tokens."""
+    """Exit unless the agent itself, given the replies of a demonstration, sends the same tokens."""
     tokens, own = render_conversation(messages, [BASH], policy.format, policy.tokenizer)
     starts = np.flatnonzero((own > 0) & ~np.r_[False, own[:-1] > 0])
     replies = iter([tokens[start:][: np.argmin(np.r_[own[start:], 0.0])].tolist() for start in starts])
@@ -255,7 +255,8 @@ def check(task: Task, messages: Sequence[dict[str, Any]], policy: Policy) -> Non
 
 
 async def demonstrations(recipe: Recipe, tasks: Sequence[Task], episodes: int) -> dict[int, Played]:
-    """By number, those whose last edit was followed by a passing test, as the agent would have sent them."""
+    """Play demonstrations; return by number those whose last edit was followed by a passing test, as the agent would
+    send them."""
     backend, layers = backend_of(recipe.sandbox), layer_store()
     slots = asyncio.Semaphore(8)
     found: dict[int, Played] = {}
@@ -297,7 +298,8 @@ async def demonstrations(recipe: Recipe, tasks: Sequence[Task], episodes: int) -
 
 
 def shell_script(task: Task, rng: random.Random) -> Generator[tuple[str, float], str, None]:
-    """The laptop's demonstration of a repair in commands: yields (command, loss weight), is sent what it printed."""
+    """Translate the laptop recipe's demonstration of a repair into commands: yields (command, loss weight) and is sent
+    the command's output."""
     script, file = line_script(task, rng, SCRIPTS), ""
     action = next(script)
     while True:
@@ -307,7 +309,7 @@ def shell_script(task: Task, rng: random.Random) -> Generator[tuple[str, float],
 
 
 def command_of(action: Action, test_command: str, file: str) -> str:
-    """The shell command that does what a call of our own tools does. ``file``: the one named last."""
+    """Return the shell command equivalent to a call of our own tools. ``file``: the file named last."""
     if action.name == "run_tests":
         return test_command
     if action.name == "read_file":
@@ -315,7 +317,7 @@ def command_of(action: Action, test_command: str, file: str) -> str:
     if action.name == "edit_line":
         text = action.arguments["text"].replace("\\", "\\\\")
         script = f"{action.arguments['line']}c\\{text}".replace("'", "'\\''")
-        # The file comes first, as in the verbs of the laptop's tools: after the text a tiny policy names another one.
+        # The file comes first, as in our own tools' verbs: after the text, a tiny policy names a wrong file.
         return f"sed -i.bak {file} -e '{script}'"
     return {"undo": f"mv {file}.bak {file}", "finish": FINISH}[action.name]
 

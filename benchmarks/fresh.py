@@ -1,18 +1,18 @@
-"""Fresh machines: ``python benchmarks/fresh.py [--tests all|quick|none] [--recipe small] [--only TEXT]``.
+"""Test setup and run on fresh machines: ``python benchmarks/fresh.py [--tests all|quick|none] [--recipe small]``.
 
-Every Python from 3.11 to 3.13 that the distribution or pyenv has here, as root and as an ordinary user, sets up a clean
-clone of the commit and runs the recipe, each with a home folder that did not exist before:
+For every Python from 3.11 to 3.13 of the distribution and of pyenv, as root and as an ordinary user, set up a clean
+clone of the commit and run the recipe, each with a new home folder:
 
-- ``no compiler``: ``make run`` in a new clone, with a PATH that has no C or C++ compiler; this one sets up.
+- ``no compiler``: ``make run`` in a new clone, with a PATH that has no C or C++ compiler; this does the setup.
 - ``compiler``: ``make run`` in the same clone, with an empty cache.
 - ``tests``: ``make test`` (``all``), or the tests that depend most on the interpreter (``quick``).
 - ``wheel``: a wheel of the clone in an empty environment, run in an empty folder.
-- ``umask 077, spaces, home missing`` and ``home read-only``: on the distribution's Python, in a clone of their own.
+- ``umask 077, spaces, home missing`` and ``home read-only``: with the first of the Pythons, in a clone of their own.
 
-``small`` is the smoke recipe with fewer of everything: it stands in for the main job, of which the setup is the same.
-pip's cache is shared by all combinations of a user, and pip compiles no bytecode (the first run does). Where an
-ordinary user may not pass a folder above an interpreter, a mount that only its commands see lets it. What passed is not
-run again for the same commit; the result is written after every combination.
+``small`` is the smoke recipe with all sizes reduced; it stands in for the main job, whose setup is the same. pip's
+cache is shared by all combinations of a user, and pip compiles no bytecode (the first run does). If an ordinary user
+cannot reach an interpreter because of a folder's permissions, a private mount makes it accessible. A combination that
+passed is not run again for the same commit; the result is written after every combination.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from woodshed.recipe.load import dump_recipe, load_recipe
 
 ROOT = Path(__file__).resolve().parent.parent
 USER = 54322
-"""User id of the ordinary user. No entry in /etc/passwd is needed."""
+"""User id of the ordinary user; it needs no entry in /etc/passwd."""
 
 QUICK = [
     "tests/recipe",
@@ -72,7 +72,7 @@ class Interpreter:
 
 @dataclass(frozen=True)
 class Combination:
-    """``kind``: one of those above. ``group``: which clone it uses."""
+    """One combination. ``kind``: one of those in the module's docstring. ``group``: name of the clone that it uses."""
 
     interpreter: Interpreter
     root: bool
@@ -110,7 +110,7 @@ def interpreters() -> list[Interpreter]:
 
 
 def combinations(tests: str) -> list[Combination]:
-    """All combinations to run, the most informative first."""
+    """Return all combinations to run, the most informative first."""
     users = (True, False) if os.geteuid() == 0 else (False,)
     all_of = interpreters()
     kinds = ["no compiler", "wheel", "umask 077, spaces, home missing", "home read-only"]
@@ -138,7 +138,7 @@ class Bench:
         _link_programs(self.without)
 
     def run(self, combination: Combination) -> dict[str, Any]:
-        """The row of a combination: ``ok``, ``seconds``, and the last lines where it failed."""
+        """Run a combination; return its row: ``ok``, ``seconds``, and the last lines of output if it failed."""
         folder = self.work / "runs" / re.sub(r"\W+", "-", combination.name)
         shutil.rmtree(folder, ignore_errors=True)
         for name in ("home", "tmp", "out"):
@@ -174,7 +174,7 @@ class Bench:
         return clone
 
     def _commands(self, combination: Combination, clone: Path, folder: Path) -> Iterator[tuple[str, Path]]:
-        """(shell command, where it runs)."""
+        """Yield (shell command, folder in which it runs)."""
         python = combination.interpreter.path
         kind = combination.kind
         if kind == "wheel":
@@ -197,7 +197,8 @@ class Bench:
             yield f"rm -rf runs && PYTHON='{python}' make run RECIPE={self.recipe}", clone
 
     def _reach(self, interpreter: Interpreter) -> list[str]:
-        """Begins a command whose user may not pass a folder above the interpreter: nothing else is seen there."""
+        """Return the prefix of a command that makes the interpreter reachable in a private mount, if its user has no
+        access to a folder above it; else []."""
         above = [*reversed(interpreter.prefix.parents), interpreter.prefix]
         closed = [str(place) for place in above if not place.stat().st_mode & 0o001]
         if not closed:
@@ -232,7 +233,7 @@ class Bench:
             command = f"umask 077; {command}"
         if combination.kind.endswith("home read-only"):
             home.chmod(0o555)
-            if combination.root:  # whom modes do not stop
+            if combination.root:  # file modes do not restrict root
                 prefix = ["unshare", "--mount", "sh", "-c", _READ_ONLY, "sh"]
         if not combination.root and os.geteuid() == 0:
             prefix = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups"]
@@ -258,7 +259,7 @@ class Bench:
 
 
 def _link_programs(folder: Path) -> None:
-    """Links to every program of the system but compilers."""
+    """Make links to every program of the system except compilers."""
     folder.mkdir(exist_ok=True)
     for place in _PLACES:
         for program in Path(place).iterdir() if Path(place).is_dir() else ():

@@ -3,11 +3,11 @@ requests (``stalls.py``), and unmodified external agents.
 
     python benchmarks/gateway.py [--streams 1000] [--without-agents] [--out benchmarks/results/gateway.json]
 
-The server is a process of its own, with its journal, as in a run; its engine only says letters, so that what is
-measured is the gateway. ``added_ms_p50`` is the time of a turn over HTTP, in 32 conversations of eight turns at once,
-less the time of the same calls to the engine alone; ``requests_per_second`` is of 32 that ask as fast as they can,
-client and server on the same cores. For the streams every client counts what it gets, and what was
-recorded is compared with it.
+The server is a process of its own, with its journal, as in a run; its engine replies with a fixed text, so that only
+the gateway is measured. ``added_ms_p50`` is the time of a turn over HTTP, in 32 concurrent conversations of eight
+turns, minus the time of the same calls to the engine alone; ``requests_per_second`` is for 32 conversations without
+pauses, client and server on the same cores. In the streams every client's text and the recorded tokens are compared
+with what the engine sent.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ KEY = "admin-key-of-the-benchmark"
 FORMAT = get_format("hermes")
 WORDS = "the gateway says one word after the other and keeps every one of them "
 REPLY = 64
-"""Tokens of a reply."""
+"""Number of tokens of a reply."""
 TURNS, REPEATS = 8, 5
 
 
@@ -53,7 +53,7 @@ def tokenizer() -> Tokenizer:
 
 
 class Letters:
-    """An engine that says ``REPLY`` tokens of text and the end, with ``gap`` seconds between two."""
+    """An engine that replies with ``REPLY`` tokens, the last of which ends the turn, one every ``gap`` seconds."""
 
     version = 1
     context = 32_768
@@ -66,7 +66,7 @@ class Letters:
     async def generate(
         self, tokens: Sequence[int], sampling: Sampling, *, session: str | None = None, on_token: OnToken | None = None
     ) -> Completion:
-        if on_token is None:  # the event loop has nothing to do until a real engine is done
+        if on_token is None:  # with a real engine, the event loop would be idle
             await asyncio.sleep(self.gap * len(self.reply))
         else:
             for token in self.reply:
@@ -92,7 +92,7 @@ class Letters:
 
 
 def serve(gap: float, folder: Path) -> None:
-    """The server's process."""
+    """Run the server, in its own process."""
     words = tokenizer()
     app = build_app(Letters(words, gap), FORMAT, words, admin_key=KEY, journal=Journal(folder / "journal"))
     server = uvicorn.Server(
@@ -112,7 +112,7 @@ def serve(gap: float, folder: Path) -> None:
 
 @contextmanager
 def served(gap: float) -> Iterator[tuple[int, int]]:
-    """(port, pid) of a server in a process of its own."""
+    """Start a server in its own process; yield (port, pid)."""
     with tempfile.TemporaryDirectory() as place:
         process = subprocess.Popen([sys.executable, __file__, "--serve", str(gap), place])
         try:
@@ -128,8 +128,8 @@ def served(gap: float) -> Iterator[tuple[int, int]]:
 
 
 async def added(port: int, gap: float, at_once: int) -> dict[str, float]:
-    """Milliseconds of a turn through the gateway, less those of the engine alone, with ``at_once`` conversations; and
-    turns a second of all of them."""
+    """Return the milliseconds of a turn through the gateway minus those of the engine alone, with ``at_once``
+    concurrent conversations, and the turns per second of all of them."""
     url = f"http://127.0.0.1:{port}"
     engine = Letters(tokenizer(), gap)
     admin, client = GatewayAdmin(url, KEY), pooled_client()
@@ -144,7 +144,7 @@ async def added(port: int, gap: float, at_once: int) -> dict[str, float]:
             alone.append(1000 * (time.perf_counter() - start))
 
     async def conversation(id: str) -> None:
-        await asyncio.sleep(random.uniform(0, gap * REPLY))  # else all of them ask at the same moment, for ever
+        await asyncio.sleep(random.uniform(0, gap * REPLY))  # else all would keep asking at the same moment
         headers = {"authorization": "Bearer " + await admin.open(id)}
         messages: list[dict[str, Any]] = [{"role": "user", "content": WORDS * 20}]
         for turn in range(TURNS):
@@ -174,7 +174,7 @@ async def added(port: int, gap: float, at_once: int) -> dict[str, float]:
 
 
 async def stream(port: int, key: str) -> tuple[str, float]:
-    """(text, largest wait between two pieces in seconds) of one streamed reply, read from the bare connection."""
+    """Stream one reply over a bare connection; return (text, longest wait between two pieces in seconds)."""
     body = json.dumps({"messages": [{"role": "user", "content": WORDS}], "stream": True}).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     head = (
@@ -194,7 +194,8 @@ async def stream(port: int, key: str) -> tuple[str, float]:
 
 
 async def streams(port: int, pid: int, count: int) -> dict[str, float]:
-    """``count`` streamed replies at once: tokens that are missing in what was recorded, and in what clients got."""
+    """Stream ``count`` replies at once; return how many tokens were not recorded, how many clients got the whole text,
+    and times."""
     admin = GatewayAdmin(f"http://127.0.0.1:{port}", KEY)
     expected = tokenizer().decode(Letters(tokenizer(), 0.0).reply[:-1])
     try:

@@ -1,13 +1,15 @@
-"""Trainer and engine on a GPU beside transformers, and what a GPU computes beside a CPU: ``python benchmarks/gpu.py``.
+"""Compare trainer and engine on a GPU with transformers, and results on a GPU with a CPU: ``python benchmarks/gpu.py``.
 
 - ``correctness``: gradient, weights after a step and 50 losses of one small policy on the GPU and on the CPU, float32.
-- ``mismatch``: the engine's log-probabilities (float32 and bfloat16, graphs off and on, new weights from GPU memory in
-  flight) beside those of the trainer's forward pass on the same tokens, with float32 and with bfloat16 products.
-- ``trainer``: tokens per second of ``Trainer`` beside a plain loop of transformers' model. Both have float32 weights
+- ``mismatch``: differences between the engine's log-probabilities (float32 and bfloat16, graphs off and on, with weight
+  updates from GPU memory in flight) and those of the trainer's forward pass on the same tokens, with float32 and with
+  bfloat16 products.
+- ``trainer``: tokens per second of ``Trainer`` and of a plain loop with transformers' model. Both have float32 weights
   and gradients, bfloat16 products by autocast (our logits by TF32), fused AdamW, gradients clipped to norm 1,
-  torch's attention, no padding, no recomputation, one micro-batch of the same rows a step, cross-entropy of every
-  token. Random weights; turn and turn about. Peak memory includes weights, gradients and optimizer of that side alone.
-- ``engine``: prefill and decoding rates over batch sizes, bfloat16, graphs off and on, beside ``generate``.
+  torch's attention, no padding, no recomputation, one micro-batch of the same rows per step, cross-entropy of every
+  token. Weights are random; the two sides alternate. Peak memory includes weights, gradients and optimizer of that side
+  alone.
+- ``engine``: prefill and decoding rates over batch sizes, bfloat16, graphs off and on, compared with ``generate``.
 
 Figures are medians or ratios of medians. ``--device cpu --small`` runs every path without a GPU; its result is not
 written to results/gpu.json.
@@ -70,7 +72,7 @@ CURVE_STEPS = 50
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of the work.
+    """Sizes of the measurements.
 
     ``shapes``: for the trainer, by name, a policy and the number of rows of a step; every row has ``length`` tokens.
     ``mismatch``: policies by name. ``served``, ``batches``, ``load``: the engine's policy, batch sizes and prompts.
@@ -106,7 +108,7 @@ SMALL = Sizes(
 
 
 class Run:
-    """The device, the sizes, and the figures and detail so far."""
+    """Device, sizes, and the figures and detail measured so far."""
 
     def __init__(self, device: torch.device, sizes: Sizes, path: Path | None) -> None:
         self.device, self.sizes, self.path = device, sizes, path
@@ -124,7 +126,7 @@ class Run:
             torch.cuda.synchronize()
 
     def release(self) -> None:
-        """Give memory that nothing refers to back to the GPU."""
+        """Return unreferenced memory to the GPU."""
         gc.collect()
         if self.cuda:
             torch.cuda.empty_cache()
@@ -134,7 +136,7 @@ class Run:
 
     @contextmanager
     def peak(self, into: dict[str, float], name: str) -> Iterator[None]:
-        """Add to ``into`` the peak of GPU memory within this, in GiB above what is allocated now."""
+        """Store in ``into[name]`` the peak of GPU memory in the body, in GiB above what is allocated at its start."""
         before = self.allocated()
         if self.cuda:
             torch.cuda.reset_peak_memory_stats()
@@ -144,13 +146,13 @@ class Run:
 
 
 def rows_of(vocabulary: int, rows: int, length: int, seed: int) -> np.ndarray:
-    """Tokens int32 ``[rows, length]`` that can be learned a little: each is near the one before."""
+    """Return tokens int32 ``[rows, length]`` that can be learned a little: each is 1 to 8 above the previous one."""
     steps = np.random.default_rng(seed).integers(1, 9, (rows, length))
     return (np.cumsum(steps, 1) % vocabulary).astype(np.int32)
 
 
 def batch_of(tokens_BT: np.ndarray, step: int) -> TrainBatch:
-    """Cross-entropy of every token but the first."""
+    """Return a batch with the cross-entropy of every token except the first."""
     weight = np.ones(tokens_BT.shape[1], np.float32)
     weight[0] = 0.0
     rows = [Row(tokens, {"ce": weight}) for tokens in tokens_BT]
@@ -180,7 +182,7 @@ def correctness(run: Run) -> None:
 
 
 def one_side(config: DecoderConfig, settings: TrainSettings, device: torch.device) -> dict[str, Any]:
-    """Gradient of the first step, weights after it, and the losses of all steps."""
+    """Return the gradient of the first step, the weights after it, and the losses of all steps."""
     trainer = Trainer(Decoder(config, seed=0, device=device), settings)
     batches = [batch_of(rows_of(config.vocab_size, 4, 48, seed), seed + 1) for seed in range(CURVE_STEPS)]
     used = weighted(batches[0])
@@ -199,7 +201,7 @@ def one_side(config: DecoderConfig, settings: TrainSettings, device: torch.devic
 
 
 def worst_relative(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
-    """Largest difference of a tensor over the tensor's largest value, over all tensors."""
+    """Return, over all tensors, the maximum of a tensor's largest difference divided by its largest value."""
     return max(float((one[name] - other[name]).abs().max() / one[name].abs().max()) for name in one)
 
 
@@ -209,7 +211,7 @@ def worst_relative(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
 def mismatch(run: Run) -> None:
     run.detail["mismatch"] = {}
     for size, config in run.sizes.mismatch.items():
-        # versions of the large policy take long to draw and to sample from
+        # the large policy has a single version, since versions take long to draw and to sample from
         count, modes = (1, (True,)) if size == "135m" else (3, (False, True))
         decoders = [random_decoder(config, seed).to(run.device) for seed in range(count)]
         for dtype, graphs in itertools.product(("float32", "bfloat16"), modes if run.cuda else (False,)):
@@ -224,7 +226,7 @@ def mismatch(run: Run) -> None:
 
 
 def by_version(decoders: list[Decoder], rows: list[Row]) -> dict[str, Any]:
-    """Differences of every token from the version that sampled it."""
+    """Return the differences of every token's log-probability from the trainer's, with the version that sampled it."""
     found: dict[str, Any] = {"tokens": 0, "tokens_of_versions": []}
     for version in range(len(decoders)):
         count = sum(int((row.versions == version).sum()) for row in rows if row.versions is not None)
@@ -263,7 +265,8 @@ def trainer(run: Run) -> None:
 
 
 def drawn_on(config: DecoderConfig, device: torch.device) -> Decoder:
-    """Random weights, drawn on ``device``: drawing a billion on a CPU takes longer than everything else."""
+    """Return a decoder with random weights, drawn on ``device``, because drawing a billion on a CPU takes longer than
+    everything else."""
     decoder = Decoder(config, seed=None, device=device)
     with torch.no_grad():
         for parameter in decoder.parameters():
@@ -315,7 +318,7 @@ def train_beside_transformers(run: Run, config: DecoderConfig, rows: int) -> dic
         step(rows_of(config.vocab_size, rows, length, 0))
         with run.peak(memory, name):
             step(rows_of(config.vocab_size, rows, length, 0))
-        memory[name] += 3 * 4 * decoder.num_parameters / 2**30  # weights and both moments, which were there before
+        memory[name] += 3 * 4 * decoder.num_parameters / 2**30  # weights and both moments, allocated before
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for number in range(run.sizes.rounds):
         for name, step in steps.items():
@@ -415,8 +418,8 @@ def main() -> None:
     out = arguments.out
     if out is None and (arguments.small or arguments.device == "cpu"):
         out = Path("/tmp/woodshed-gpu-small.json")
-    build._begun(fused.SOURCES)  # what the CPU's side trains with is compiled meanwhile
-    torch.set_num_threads(min(4, torch.get_num_threads()))  # of the CPU's side, whose policy is small
+    build._begun(fused.SOURCES)  # compile the CPU side's kernels in the background
+    torch.set_num_threads(min(4, torch.get_num_threads()))  # for the CPU side, whose policy is small
     run = Run(torch.device(arguments.device), SMALL if arguments.small else FULL, out)
     for name in arguments.parts:
         run.say(f"{name} begins")

@@ -2,9 +2,9 @@
 
     python benchmarks/grammar.py [--vocabulary 150000] [--completions 64]
 
-Sets of allowed tokens are computed along one turn (some text, then a call of one of 20 tools) for a made-up vocabulary
-of the size of Qwen's. Then a small random policy samples completions under a schema, a batch is made of them, and the
-trainer's log-probabilities are compared with those that the engine recorded.
+The sets of allowed tokens are computed for every token of one turn (some text, then a call of one of 20 tools), with an
+artificial vocabulary of the size of Qwen's. Then a small random policy samples completions under a schema, a batch is
+made of them, and the trainer's log-probabilities are compared with those that the engine recorded.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CALL = '\n{"name": "tool_3", "arguments": {"p0": "def f(x): return {x: [1, 2]}",
 
 
 def large_vocabulary(size: int) -> tuple[Tokenizer, dict[str, int]]:
-    """Printable ASCII and words of up to eight such characters."""
+    """Return an artificial tokenizer and its vocabulary: printable ASCII and words of two to eight such characters."""
     rng = random.Random(0)
     characters = [chr(c) for c in range(0x21, 0x7F)] + ["Ġ", "Ċ"]
     words = dict.fromkeys(characters)
@@ -55,7 +55,7 @@ def large_vocabulary(size: int) -> tuple[Tokenizer, dict[str, int]]:
 
 
 def sets(size: int) -> dict[str, float]:
-    """Seconds and bytes of a vocabulary, of a grammar, and of the sets along a turn."""
+    """Return times and sizes of preparing a vocabulary, compiling a grammar, and computing the sets of a turn."""
     tokenizer, vocabulary = large_vocabulary(size)
     grammars = Grammars(tokenizer)
     began = perf_counter()

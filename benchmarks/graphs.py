@@ -1,7 +1,7 @@
-"""Decoding on a GPU with CUDA graphs and without: ``python benchmarks/graphs.py``.
+"""Compare decoding on a GPU with and without CUDA graphs: ``python benchmarks/graphs.py``.
 
-Both engines have the same random weights in bfloat16 and get the same requests, turn and turn about; the figures are
-ratios of medians of wall-clock seconds, and how far log-probabilities of the same tokens are apart. Needs a GPU.
+Both engines have the same random weights in bfloat16 and get the same requests, alternately. The figures are ratios of
+medians of wall-clock seconds, and the largest difference of log-probabilities of the same tokens. Needs a GPU.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ async def serve(engine: LocalEngine, batch: int) -> tuple[float, list[Completion
 
 
 def gap(one: list[Completion], other: list[Completion]) -> float:
-    """Largest difference of log-probabilities up to where tokens differ for the first time."""
+    """Return the largest difference of log-probabilities before the first token that differs."""
     worst = 0.0
     for a, b in zip(one, other):
         for token_a, token_b, logp_a, logp_b in zip(a.tokens, b.tokens, a.logprobs, b.logprobs):
@@ -69,7 +69,7 @@ async def measure(runs: int) -> tuple[dict[str, float | None], dict[str, Any]]:
             replies = {}
             for graphs, engine in engines.items():
                 took, replies[graphs] = await serve(engine, batch)
-                if run:  # the first records
+                if run:  # the first run records the graphs
                     seconds[graphs].append(took)
             worst = max(worst, gap(replies[False], replies[True]))
         figures[f"faster_at_{batch}"] = statistics.median(seconds[False]) / statistics.median(seconds[True])

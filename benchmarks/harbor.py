@@ -1,11 +1,12 @@
-"""Real Harbor runs our tasks in our boxes: the oracle and an agent that does nothing. Needs root and Debian's mirror.
+"""Run our tasks in our boxes with the real Harbor, with the oracle and an agent that does nothing. Needs root and
+Debian's mirror.
 
-Synthetic tasks, and tasks of packages whose images are made by their Dockerfiles from the package index that pip is
-configured with: its address and certificates are added to them, so that pip finds it from inside a box, and nothing
-else.
+The tasks are synthetic ones, and tasks of packages whose Dockerfiles install from the package index that pip is
+configured with: only its address and certificates are added to them, so that pip finds it from inside a box.
 
-Harbor needs Python 3.12. Where that is not installed, it is unpacked as a root filesystem of Debian 13 (nothing is
-installed), Harbor goes into a virtual environment on it, and both run in a mount namespace whose root that is.
+Harbor needs Python 3.12 or newer. Python comes from a root filesystem of Debian 13 that is unpacked here (nothing is
+installed on this machine), Harbor goes into a virtual environment on it, and both run in a mount namespace with this
+root.
 """
 
 from __future__ import annotations
@@ -82,11 +83,11 @@ def main() -> None:
         reach = dict.fromkeys((task.path for task in made), _index()) if made else {}
         for path in reach:
             _name_index(path / "environment" / "Dockerfile")
-        for task in tasks:  # here, where apt knows its sources; Harbor's trials find them
+        for task in tasks:  # built here, where apt's sources are known; Harbor's trials reuse the roots
             _make_root(store, task.path / "environment", reach.get(task.path))
         venv = cache_directory() / "harbor-python3.13"
         if not (venv / "bin/harbor").exists():
-            # In one mount namespace each: the same virtual environment is seen by all.
+            # Each command has its own mount namespace; all see the same virtual environment.
             _enter(store, root, work, "python3", "-m", "venv", str(venv))
             _enter(store, root, work, str(venv / "bin/pip"), "install", "-q", _HARBOR, "zstandard", "xxhash")
         trials = [
@@ -118,7 +119,7 @@ def _make_root(store: RootStore, folder: Path, egress: Egress | None) -> None:
 
 
 def _package_tasks(names: tuple[str, ...], out: Path) -> list[Task]:
-    """One task of each package, made now."""
+    """Make one task of each package."""
     settings = PackageTaskSettings(packages=names, tasks_per_package=1)
 
     async def build() -> list[Task]:
@@ -132,7 +133,7 @@ def _package_tasks(names: tuple[str, ...], out: Path) -> list[Task]:
 
 
 def _index() -> Egress:
-    """The hosts that pages and files of the package index are on."""
+    """Return the hosts of the pages and files of the package index."""
     index = Index()
     try:
         urls = [*index.settings.urls, *(file.url for file in index.files("pytest"))]

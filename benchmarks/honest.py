@@ -1,10 +1,11 @@
-"""Honest submissions that the graders' screens refuse; writes benchmarks/results/honest.json.
+"""Count honest submissions that the graders' screens refuse; writes benchmarks/results/honest.json.
 
     python benchmarks/honest.py [--packages attrs==25.3.0 ...] [--out benchmarks/results/honest.json]
 
-Every function of 20 popular packages (pip downloads their wheels) in turn is what a task lacks: the given file has no
-body there, the submission is the package's own file, and there is no solution that would excuse what it uses. The
-styles of tests/tasks/packages/test_screen.py are graded as well, each beside the fix of the toy repository, in boxes.
+Every function of 20 popular packages (pip downloads their wheels) is in turn the missing part of a task: the start file
+lacks its body, the submission is the package's own file, and there is no reference solution that would excuse
+suspicious code. The styles of tests/tasks/packages/test_screen.py are also graded in boxes, each added to the fix of
+the toy repository.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ requests rich sortedcontainers tabulate toolz tqdm werkzeug
 
 
 def files_of(wheel: Path) -> Iterator[tuple[str, str]]:
-    """(path, text) of the modules in a wheel; its tests are not what a policy writes."""
+    """Yield (path, text) of the modules in a wheel, without its tests, which a policy would not write."""
     with zipfile.ZipFile(wheel) as archive:
         for name in sorted(archive.namelist()):
             parts = Path(name).parts
@@ -49,13 +50,13 @@ def files_of(wheel: Path) -> Iterator[tuple[str, str]]:
 
 
 def judged(name: str, text: str) -> tuple[int, list[str]]:
-    """(functions tried, entries of the screen) of one file."""
+    """Return (number of functions tried, entries of the screen) of one file."""
     try:
         spans = [span for span in function_spans(text)]
-    except SyntaxError:  # a template, or of another Python
+    except SyntaxError:  # a template, or for another version of Python
         return 0, []
     if not screen({name: text.encode()}, {name: b""}):
-        return len(spans), []  # then no part of it is suspicious
+        return len(spans), []  # no part of the file is suspicious
     found = []
     for span in spans:
         start = delete_body(text, span.name)
@@ -64,7 +65,7 @@ def judged(name: str, text: str) -> tuple[int, list[str]]:
 
 
 async def graded(root: Path) -> dict[str, str]:
-    """Style -> why it is not rewarded, for those that are not."""
+    """Grade the styles; return the reason by style for those that are not rewarded."""
     layers, backend = LayerStore(root / "layers"), open_backend()
     task = toy.toy_task(root / "toy", toy.pytest_layer(layers))
     fixed = toy.SHAPES.replace("width + height", "width * height")

@@ -1,10 +1,10 @@
-"""Honest submissions to built tasks that the graders refuse; writes benchmarks/results/honest_tasks.json.
+"""Count honest submissions to built tasks that the graders refuse; writes benchmarks/results/honest_tasks.json.
 
     python benchmarks/honest_tasks.py TASKS_FOLDER [--tasks 60] [--out benchmarks/results/honest_tasks.json]
 
-Each task is graded on its reference solution and, in Python, on that in another form: the files written anew from
-their syntax trees (no comments, other quotes and line breaks), the bodies of what the solution changes moved into
-helpers that it calls.
+Each task is graded on its reference solution and, in Python, on another form of it: the files are regenerated from
+their syntax trees (no comments, other quotes and line breaks), and the bodies of changed functions are moved into
+helper functions.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _HELPED = "_worked_out"
 
 
 def other_form(before: str, after: str) -> str:
-    """A solution's file, written differently."""
+    """Return a solution's file in another form."""
     tree = ast.parse(after)
     _move(tree, "", set(changed_functions(before, after)))
     return ast.unparse(ast.fix_missing_locations(tree)) + "\n"
@@ -54,7 +54,8 @@ def _move(body: Any, prefix: str, changed: set[str]) -> None:
 
 
 def _movable(node: ast.FunctionDef) -> bool:
-    """Whether the body may become a helper function: not where it uses ``super``, ``locals``, frames or decorators."""
+    """Return whether the body can become a helper function: False for dunder methods, and if it uses ``super``,
+    ``locals``, frames or decorators."""
     special = {"super", "locals", "__class__", "warn", "_getframe"}
     names = {getattr(n, "id", getattr(n, "attr", "")) for n in ast.walk(node)}
     return not node.decorator_list and not names & special and not node.name.startswith("__")
@@ -78,7 +79,7 @@ def _call(node: ast.FunctionDef, helper: str, method: bool) -> ast.Call:
 
 
 def forms(task: Task) -> dict[str, dict[str, bytes]]:
-    """Form -> submission."""
+    """Return the submissions by form."""
     gold, start = task.solution_files(), task.workspace_files()
     found = {"solution": gold}
     if task.info.grader == "pytest":

@@ -1,8 +1,9 @@
-"""What a box on a box server costs beside one of the same process, on this machine: no network in between.
+"""Compare the latency of a box on a box server with a box of this process, on the same machine, without a network.
 
     python benchmarks/hosts.py [--rounds 300]
 
-Wall milliseconds, medians by turns, one after the other: making and closing a box, a command, warm Python, a file.
+Figures are medians of wall milliseconds, measured alternately: making and closing a box, running a command, running
+warm Python, reading a file.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Measure the source: sizes of files, import circles, imports that point up; writes benchmarks/results/house.json.
+"""Measure the source code: sizes of files, import cycles, imports against the layers; writes results/house.json.
 
     python benchmarks/house.py [--suite-minutes 17.5]
 
-The suite is not run here: give its minutes, as measured on an idle machine, with ``--suite-minutes``.
+The test suite is not run here: give its minutes, as measured on an idle machine, with ``--suite-minutes``.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ import woodshed  # noqa: E402
 from tests.module_graph import circles, folders_of, module_graph  # noqa: E402  (the suite checks the same graph)
 
 _WINDOW = 6
-"""Lines that two places must share to be called duplicates."""
+"""Number of consecutive lines that two files must share to count as duplicates."""
 
 
 def upward_imports() -> int:
-    """Imports that import-linter refuses."""
+    """Return the number of imports that import-linter refuses."""
     done = subprocess.run(
         [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"], cwd=ROOT, capture_output=True, text=True
     )
@@ -43,7 +43,8 @@ def upward_imports() -> int:
 
 
 def duplicated_pairs(files: list[Path]) -> list[tuple[str, str]]:
-    """Pairs of files that share six lines in a row, apart from blanks, imports and lone brackets."""
+    """Return the pairs of files that share ``_WINDOW`` consecutive lines, ignoring imports, comments and lines of up to
+    three characters."""
     seen: dict[tuple[str, ...], set[str]] = {}
     for file in files:
         lines = [line.strip() for line in file.read_text("utf-8").splitlines()]

@@ -1,7 +1,7 @@
 """Episodes of synthetic tasks in one process: the real engine, harness, chat format and tests; no gateway, no store.
 
-For research only. A box is a dictionary of files; what the tests print is computed in a sandbox once for each state of
-the files and remembered, so episodes that meet in a state (forks, repeated edits) pay for it once.
+For research only. A box is a dictionary of files. The tests run in a sandbox once for each state of the files, and the
+output is cached, so that episodes that reach the same state (forks, repeated edits) pay for it once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ EDITS = ("edit_line", "edit_words", "edit_file")
 
 
 class Tests:
-    """Runs the tests of synthetic tasks and remembers what they print, by the files that they depend on."""
+    """Runs the tests of synthetic tasks and caches their output by the files that they depend on."""
 
     def __init__(self, backend: Backend, boxes: int = 4) -> None:
         self.backend, self.known = backend, dict[bytes, ExecResult]()
@@ -54,7 +54,7 @@ class Tests:
                 self._left -= 1
                 self._free.put_nowait(await self.backend.create(BoxSpec()))
             box = await self._free.get()
-            try:  # a folder of its own for each state, as earlier code may have left something
+            try:  # each state has its own folder, as earlier code may have left files behind
                 folder = f"state{self.ran}"
                 await box.put({f"{folder}/{name}": data for name, data in files.items()})
                 self.known[key] = await box.exec_python(source, cwd=f"/workspace/{folder}", timeout=10.0)
@@ -85,7 +85,7 @@ class MemoryBox:
 
 @dataclass(frozen=True)
 class Turn:
-    """One reply; its ``tokens`` are ``[start, end)`` of the context."""
+    """One reply; its ``tokens`` are at ``[start, end)`` of the context."""
 
     start: int
     end: int
@@ -97,7 +97,7 @@ class Turn:
 
 @dataclass
 class Played:
-    """An episode. Its first ``forked`` turns were sampled by the episode number ``parent`` that it is a fork of."""
+    """An episode. If it is a fork, its first ``forked`` turns are those of the episode number ``parent``."""
 
     task: Task
     episode: Episode
@@ -110,7 +110,7 @@ class Played:
 
 
 class EngineEndpoint:
-    """The chat server of one episode, token-exact as the gateway is. The first replies may be given (a fork)."""
+    """The chat server of one episode, token-exact like the gateway. The first replies may be given (for a fork)."""
 
     def __init__(
         self, engine: LocalEngine, rendering: Rendering, session: str, temperature: float, given: Sequence[Turn]
@@ -179,7 +179,8 @@ class Player:
         self._names = itertools.count()
 
     async def play(self, task: Task, temperature: float, given: Sequence[Turn] = (), parent: int = -1) -> Played:
-        """One episode, or a fork that begins with the turns ``given``. Solved: all cases pass, hidden ones too."""
+        """Play one episode, or a fork that begins with the turns ``given``. It is solved if all cases pass, including
+        hidden ones."""
         files = task.workspace_files()
         box, session = MemoryBox(files, self.tests), f"episode-{next(self._names)}.0"
         endpoint = EngineEndpoint(self.engine, self.rendering, session, temperature, given)
@@ -196,7 +197,8 @@ class Player:
         return Played(task, episode, endpoint.segment(), endpoint.turns, solved, len(given), parent)
 
     async def play_all(self, plays: Sequence[tuple[Any, ...]], temperature: float, slots: int = 128) -> list[Played]:
-        """Episodes of (task), or forks of (task, turns, parent), in the order of ``plays``."""
+        """Play episodes, given as (task), or forks, given as (task, turns, parent); return them in the order of
+        ``plays``."""
         free = asyncio.Semaphore(slots)
 
         async def one(task: Task, given: Sequence[Turn] = (), parent: int = -1) -> Played:
@@ -207,7 +209,8 @@ class Player:
 
 
 def wasted_edits(events: Sequence[ToolEvent]) -> list[tuple[ToolEvent, bool, bool]]:
-    """(event, rejected, repeated) for every edit: not accepted, the same call as an earlier one."""
+    """Return (event, rejected, repeated) for every edit. ``rejected``: it failed; ``repeated``: an earlier edit made
+    the same call."""
     found, tried = [], set[str]()
     for event in events:
         if event.name in EDITS:
@@ -218,7 +221,8 @@ def wasted_edits(events: Sequence[ToolEvent]) -> list[tuple[ToolEvent, bool, boo
 
 
 def describe(played: Sequence[Played]) -> dict[str, float]:
-    """Means over episodes: solved, any of a task's solved, first and later attempts that passed, edits, effort."""
+    """Return means over episodes: share solved, share of tasks with a solved episode, share of first and later attempts
+    that passed, share of rejected and repeated edits, effort."""
     first, later = attempt_rates([p.episode.events for p in played])
     edits = [edit for p in played for edit in wasted_edits(p.episode.events)]
     by_task: dict[str, list[bool]] = {}

@@ -1,9 +1,9 @@
-"""Which real packages are set up by rule, in how many tries, and whether tasks can be built of what is locked.
+"""Measure which real packages are set up by rules, in how many tries, and whether tasks can be built from the result.
 
     python benchmarks/installs.py [--dir runs/installs] [--source SPEC ...]
 
 Runs the documented commands (`woodshed tasks install`, `woodshed tasks build --install`) and writes
-results/installs.json. Packages come from the public indexes; what is done already is not done again.
+results/installs.json. Packages come from the public indexes; finished work is not repeated.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ SOURCES = (
     "pypi:cssselect==1.3.0", "pypi:asgiref==3.13.0", "pypi:humanize==4.17.0", "npm:flat@5.0.2",
     "npm:object-path@0.11.8", "npm:secure-json-parse@4.1.1", "npm:json-schema-ref-resolver@3.0.1",
 )  # fmt: skip
-"""They need a compiled package, a plugin of pytest, their metadata; for Node a runner, a linter, coverage, types."""
+"""Packages that need a compiled package, a pytest plugin, their metadata; for Node a runner, a linter, coverage,
+types."""
 
 
 def woodshed(*arguments: str | Path) -> str:
-    """Standard output of ``woodshed tasks ...``; 1 means that some source gave nothing, which the result says."""
+    """Run ``woodshed tasks ...`` and return its standard output. Exit code 1 is accepted: a source gave nothing, which
+    the result says."""
     command = [sys.executable, "-m", "woodshed.cli", "tasks", *map(str, arguments)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if done.returncode not in (0, 1):

@@ -1,9 +1,9 @@
-"""The main job with several seeds, and what RL has to beat in each: ``python benchmarks/laptop.py [--seeds 0 1 2]``.
-``--recipe evening`` does the same with that recipe, for two hours a seed and an hour of baselines.
+"""Run the main job and its baselines with several seeds: ``python benchmarks/laptop.py [--seeds 0 1 2]``.
+``--recipe evening`` does the same with that recipe, for two hours per seed and an hour of baselines.
 
 Each seed draws its own tasks, demonstrations, initial weights and samples; development and held-out tasks are the same
-in all. Every policy is sampled at the temperature that suits it on the development tasks; a gain is over the best of
-the baselines, paired by task. Give it an idle machine: the minutes are wall-clock, of the main job without the
+in all. Every policy is sampled at its best temperature on the development tasks; a gain is over the best of the
+baselines, paired by task. Use an idle machine: the minutes are wall-clock minutes of the main job, without the
 baselines, which come after it. Finished runs under ``--work`` are not run again. Interrupted ones are continued, and
 their minutes are not known.
 """
@@ -57,7 +57,7 @@ def main() -> None:
             "rl_steps_per_minute": recipe.rl.steps / in_rl,
             **result.detail(),
         }
-        # Written after each seed: a benchmark that is stopped loses nothing.
+        # Written after each seed, so that a benchmark that is stopped loses nothing.
         rows = list(detail.values())
         minutes = [row["minutes"] for row in rows]
         figures: dict[str, float | None] = {

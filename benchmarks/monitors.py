@@ -1,9 +1,9 @@
-"""What the trajectory monitors cost: milliseconds an episode, on the stored episodes of runs.
+"""Measure the cost of the trajectory monitors, in milliseconds per episode, on the stored episodes of runs.
 
     python benchmarks/monitors.py RUN [RUN ...] [--episodes 60] [--out benchmarks/results/monitors.json]
 
-RUN is a run directory with trajectories (``runs/laptop``). Submissions are not stored, so the reference solution stands
-for what the agent handed in. Every episode is read as in training: nothing is cached between two.
+RUN is a run directory with trajectories (``runs/laptop``). Submissions are not stored, so the reference solution is
+used in place of the agent's submission. Every episode is read as in training: nothing is cached between episodes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from woodshed.record.trajectory import Trajectory
 
 
 def episodes(run: Path, n: int) -> list[tuple[Task, Trajectory]]:
-    """Up to ``n`` episodes of a run, evenly over time, with their tasks."""
+    """Return up to ``n`` episodes of a run, evenly spread over time, with their tasks."""
     folders = {path.name: path for path in sorted(run.glob("tasks/*/*")) if (path / "task.toml").exists()}
     store = TrajectoryStore(run / "trajectories")
     try:
@@ -39,7 +39,7 @@ def _folder(name: str) -> str:
 
 
 def milliseconds(task: Task, trajectory: Trajectory, names: list[str]) -> float:
-    """One inspection by the monitors of these names, its reading of the task's files included."""
+    """Return the time of one inspection by the monitors ``names``, including reading the task's files."""
     started = time.perf_counter()
     seen = MonitoredEpisode(task, trajectory.events, trajectory.messages, trajectory.effort, task.solution_files())
     inspect(seen, names)

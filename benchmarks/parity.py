@@ -1,12 +1,12 @@
-"""Log-probabilities of the engine beside those of the trainer, for every model family: ``python benchmarks/parity.py``.
+"""Compare log-probabilities of the engine and the trainer for every model family: ``python benchmarks/parity.py``.
 
 The engine samples conversations of several turns (cached prefixes, chunked prompts, requests that come and go); the
-trainer computes the same tokens in its own way (packed, padded, common beginnings once). Weights, biases and norms are
-random and the same on both sides; wide norms make the distributions far from uniform, so that a difference shows. For
-mixtures of experts also: in how many of the tokens and layers both chose the same experts, and the difference where the
-trainer replays the engine's choice.
+trainer computes the same tokens in its own way (packed, padded, common prefixes once). Weights, biases and norms are
+random and the same on both sides; large norm weights make the distributions far from uniform, so that differences show.
+For mixtures of experts also: the share of tokens and layers for which both chose the same experts, and the difference
+if the trainer replays the engine's choice.
 
-Then configurations drawn at random beside transformers (``parity_random.py``): ``right`` (log-probabilities agree),
+Then random configurations are compared with transformers (``parity_random.py``): ``right`` (log-probabilities agree),
 ``refused`` (with an error) and ``silently_wrong``.
 """
 
@@ -49,9 +49,11 @@ CONVERSATIONS, TURNS, SHARED = 16, 4, 96
 async def converse(
     decoder: Decoder, dtype: str, *, graphs: bool = False, swaps: Sequence[Decoder] = ()
 ) -> list[tuple[list[int], list[tuple[int, Completion]]]]:
-    """Token sequences with the completions in them and where each begins, on the decoder's device. After each of the
-    first turns the engine changes to the next of ``swaps`` (versions 1, 2, ...), while other conversations sample; keys
-    and values are computed again."""
+    """Sample conversations on the decoder's device; return for each its tokens and (begin, completion) of its turns.
+
+    After each of the first turns the engine changes to the next weights of ``swaps`` (versions 1, 2, ...), while other
+    conversations sample; keys and values are computed again.
+    """
     values = {"seed": 0, "prefill_tokens": 64, "dtype": dtype, "graphs": graphs}
     settings = EngineSettings.model_validate(values)
     engine = LocalEngine(copy.deepcopy(decoder), settings=settings, device=decoder.device)
@@ -76,7 +78,7 @@ async def converse(
 
 
 def sequence(tokens: list[int], done: list[tuple[int, Completion]], config: DecoderConfig) -> Row:
-    """The training row of a conversation with the engine's log-probabilities (nan elsewhere) and its experts."""
+    """Return the training row of a conversation, with the engine's log-probabilities (nan elsewhere) and experts."""
     behaviour = np.full(len(tokens), np.nan, np.float32)
     versions = np.full(len(tokens), -1, np.int32)
     routes = None
@@ -96,7 +98,8 @@ def sequence(tokens: list[int], done: list[tuple[int, Completion]], config: Deco
 
 @torch.no_grad()
 def trainer_side(decoder: Decoder, rows: list[Row], *, replay: bool) -> tuple[np.ndarray, list[np.ndarray]]:
-    """|difference| of log-probabilities of every sampled token, and per micro-batch whether the experts agree."""
+    """Return |difference| of log-probabilities of every sampled token and, per micro-batch, whether the experts agree
+    for each token and layer (empty with ``replay``)."""
     batch = pack(rows, id="parity", step=1, denominators={"rl": 1.0})
     used, gaps, agree = weighted(batch), [], []
     lengths = input_lengths(batch, used)
@@ -118,12 +121,12 @@ def trainer_side(decoder: Decoder, rows: list[Row], *, replay: bool) -> tuple[np
 
 
 def random_decoder(config: DecoderConfig, seed: int = 0) -> Decoder:
-    """A policy with far from uniform distributions."""
+    """Return a random policy whose distributions are far from uniform."""
     decoder = Decoder(config, seed=seed)
     with torch.no_grad():
         rng = torch.Generator().manual_seed(seed + 1)
         for parameter in decoder.parameters():
-            if parameter.ndim == 1:  # drawn as ones and zeros, which whoever left one out would not notice
+            if parameter.ndim == 1:  # initially ones or zeros, so that omitting the parameter would go unnoticed
                 parameter.add_(0.3 * torch.randn(parameter.shape, generator=rng))
         decoder.norm.mul_(8.0)
     return decoder

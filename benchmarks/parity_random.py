@@ -1,8 +1,8 @@
-"""Configurations drawn at random: made by transformers' own classes, loaded by us, compared or refused.
+"""Random configurations: models are made by transformers' own classes, loaded by us, and compared or refused.
 
-Every field of the supported families' configurations is drawn, within and outside of what we support, and other
-families beside them; directories are written as transformers 5 or 4 does, whole or in shards, with fields left out that
-have a default. The reference is what transformers itself loads from the directory.
+Every field of the supported families' configurations is drawn, with supported and unsupported values; some models are
+of other families. Directories are written in the layout of transformers 5 or 4, in one file or in shards, and sometimes
+without fields that have a default. The reference is the model that transformers itself loads from the directory.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ FOREIGN = {
 
 
 def draw(rng: random.Random) -> dict[str, Any]:
-    """A ``config.json`` as a person or a program might have written it."""
+    """Return a ``config.json`` as a person or a program might have written it."""
     chance = lambda share: rng.random() < share  # noqa: E731
     family = rng.choice(OTHERS) if chance(0.08) else rng.choice([*ARCHITECTURES])
     heads = rng.choice([2, 4, 6])
@@ -113,11 +113,11 @@ def _rope(rng: random.Random) -> dict[str, Any]:
 
 
 class Skipped(Exception):
-    """transformers itself does not make or load this configuration."""
+    """transformers itself cannot make or load this configuration."""
 
 
 def make(drawn: dict[str, Any], rng: random.Random, folder: Path, tokenizer: Path) -> dict[str, Any]:
-    """Write the directory; the changes made to what transformers wrote come back. Raises Skipped."""
+    """Write the directory; return the changes made to what transformers wrote. Raises Skipped."""
     drawn = dict(drawn)
     if drawn["rope_parameters"]["rope_type"] == "longrope":
         pairs = (drawn.get("head_dim") or drawn["hidden_size"] // drawn["num_attention_heads"]) // 2
@@ -174,7 +174,7 @@ def _edit(folder: Path, rng: random.Random) -> dict[str, Any]:
 
 @torch.no_grad()
 def reference(folder: Path) -> Any:
-    """transformers' own model of the directory. Raises Skipped where it leaves a weight unset or out."""
+    """Load the directory with transformers. Raises Skipped if that fails or leaves weights unset."""
     try:
         model, info = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
@@ -189,7 +189,8 @@ def reference(folder: Path) -> Any:
 
 @torch.no_grad()
 def gap(policy: Policy, model: Any, rng: random.Random) -> float:
-    """Largest difference of log-probabilities: of the decoder at every token, and of the engine where it samples."""
+    """Return the largest difference of log-probabilities: of the decoder at every token, and of the engine at sampled
+    tokens."""
     most = policy.config.max_positions - 8
     length = max(4, min(rng.choice([12, 40, most]), most))
     tokens = [rng.randrange(policy.tokenizer.vocab_size) for _ in range(length)]
@@ -207,7 +208,7 @@ def gap(policy: Policy, model: Any, rng: random.Random) -> float:
     done = asyncio.run(sample())
     logits = model(torch.tensor([tokens + done.tokens])).logits[0].float()
     theirs = logits.log_softmax(-1)
-    # Two forward passes, because a scaling that looks at the length of what it is given has another one for each.
+    # Two forward passes, because a rope scaling that depends on the input's length differs between the two.
     short = model(whole[None]).logits[0].float().log_softmax(-1)
     gaps = [float((own.float().log_softmax(-1) - short).abs().max())]
     for i, token in enumerate(done.tokens):
@@ -216,7 +217,7 @@ def gap(policy: Policy, model: Any, rng: random.Random) -> float:
 
 
 def measure_random(wanted: int, *, seed: int) -> tuple[dict[str, float | None], dict[str, Any]]:
-    """Figures and detail of ``wanted`` configurations that transformers can load."""
+    """Return figures and detail of ``wanted`` configurations that transformers can load."""
     logging.disable(logging.WARNING)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

@@ -1,6 +1,6 @@
-"""Draw the committed results that are better looked at: ``python benchmarks/plots.py`` writes docs/plots/*.svg.
+"""Draw plots of the committed results: ``python benchmarks/plots.py`` writes docs/plots/*.svg.
 
-docs/results.md shows them. A result that is not there yet is left out.
+docs/results.md shows them. A result that does not exist yet is left out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Interval = Mapping[str, float]
 
 
 def baselines(result: dict[str, Any]) -> str:
-    """Held-out pass@1 of every policy of each seed, at its best temperature."""
+    """Plot the held-out pass@1 of every policy of each seed, at its best temperature."""
     rows = {
         f"{seed}: {name}": arm["pass1"]
         for seed, found in result["detail"].items()
@@ -34,8 +34,8 @@ def baselines(result: dict[str, Any]) -> str:
 
 
 def trials(result: dict[str, Any]) -> str:
-    """Development pass rate over RL steps of every trial that was evaluated again, at its best temperature; trials from
-    one kind of SFT policy have one colour."""
+    """Plot the development pass rate over RL steps of every trial that was evaluated at several steps, at its best
+    temperature; trials from the same kind of SFT policy have the same colour."""
     figure = Figure(figsize=(6.5, 5.5), layout="constrained")
     axis = figure.add_subplot()
     colours: dict[str, str] = {}
@@ -62,11 +62,11 @@ STARTS = {
     "4 %": "repairs for 4 %",
     "searching": "demonstrations that search (15 %)",
 }
-"""How names of trials begin, and what their SFT policies learned from."""
+"""Description of the SFT policies of trials, by the beginning of the trials' names."""
 
 
 def ablations(result: dict[str, Any]) -> str:
-    """Difference of each arm to its control in held-out pass@1."""
+    """Plot the difference of each arm to its control in held-out pass@1."""
     figures = result["figures"]
     arms = [name.removesuffix("_ci95_low") for name in figures if name.endswith("_ci95_low")]
     rows = {
@@ -81,7 +81,7 @@ def ablations(result: dict[str, Any]) -> str:
 
 
 def tokens_per_solved(result: dict[str, Any]) -> str:
-    """Sampled tokens per solved task of each arm that solves any, mean and range of its seeds."""
+    """Plot the sampled tokens per solved task of each arm that solves any, as mean and range over its seeds."""
     rows = {}
     for arm, found in result["detail"].items():
         runs = found.items() if isinstance(found, dict) else ()
@@ -92,7 +92,8 @@ def tokens_per_solved(result: dict[str, Any]) -> str:
 
 
 def broken_calls(result: dict[str, Any]) -> str | None:
-    """Invalid calls of an episode on easy and on hard tasks: paid for, free, and dropped from training."""
+    """Plot the invalid calls per episode on easy and hard tasks, if they have a penalty, are free, or their rollouts
+    are dropped from training."""
     arms = {"broken_calls_free": "free", "broken_calls_dropped": "rollouts with one are dropped"}
     found = {arm: result["detail"][arm] for arm in arms if "easy" in result["detail"].get(arm, {})}
     if len(found) < len(arms):
@@ -111,8 +112,8 @@ def broken_calls(result: dict[str, Any]) -> str | None:
 
 
 def declining(result: dict[str, Any]) -> str | None:
-    """Share of training rollouts with an edit over the steps of every seed: every failure costs the same, or only that
-    of an edit."""
+    """Plot the share of training rollouts with an edit over the steps of every seed, if every failure costs the same,
+    or only that of an edit."""
     arms = {"control of declining_free": "the control", "declining_free": "not editing is free"}
     series = {
         f"{title}, {seed}": (list(range(1, 7)), runs[seed]["training"]["edited"])
@@ -125,7 +126,7 @@ def declining(result: dict[str, Any]) -> str | None:
 
 
 def beside_trl(result: dict[str, Any]) -> str | None:
-    """Mean reward over seconds, ours and TRL's, every seed."""
+    """Plot the mean reward over seconds, ours and TRL's, for every seed."""
     if "trl" not in result["detail"]:
         return None
     runs = result["detail"]["trl"]["seconds_and_reward_by_step"]
@@ -137,7 +138,7 @@ def beside_trl(result: dict[str, Any]) -> str | None:
 
 
 def forest(rows: Mapping[str, Interval], label: str, *, zero: bool = False) -> str:
-    """Means with their intervals, one line each, the first on top."""
+    """Plot means with their intervals, one per line, the first on top."""
     figure = Figure(figsize=(6.5, 0.7 + 0.3 * max(2, len(rows))), layout="constrained")
     axis = figure.add_subplot()
     for place, row in enumerate(rows.values()):
@@ -169,7 +170,7 @@ PLOTS: Sequence[tuple[str, str, Callable[[dict[str, Any]], str | None]]] = (
     ("declining", "ablations", declining),
     ("beside_trl", "throughput", beside_trl),
 )
-"""Name of the plot, the result it is drawn from, the function."""
+"""Name of the plot, name of the result that it is drawn from, and the function."""
 
 
 def main() -> None:

@@ -1,10 +1,10 @@
-"""What the pool costs a light box, and what warm bases spare a heavy one, side by side in one run.
+"""Measure the overhead of the pool for a light box, and what warm bases save for a heavy one.
 
     python benchmarks/pool.py [--rounds 100] [--backend namespace]
 
-``plain`` is the bare backend, ``pool`` the same behind the pool. Light: five small files, as a generated synthetic task
-has. Heavy: 400 files of 5 KiB, as the workspace of a package. Wall milliseconds of create and close, one after the
-other."""
+``plain`` is the bare backend, ``pool`` the same behind the pool. Light: five small files, as in a generated synthetic
+task. Heavy: 400 files of 5 KiB, as in the workspace of a package. Figures are wall milliseconds of create and close,
+measured alternately in one run."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ SPECS = {
 
 
 async def compare(name: str, rounds: int) -> dict[str, float]:
-    """Medians by turns, so that the machine's other load meets both."""
+    """Return medians, measured alternately, so that other load of the machine affects both."""
     backends: dict[str, Backend] = {"plain": open_backend(name), "pool": backend_of(SandboxSettings(backend=name))}
     times: dict[str, list[float]] = {f"{kind}_{way}": [] for kind in SPECS for way in backends}
     try:
-        for spec in SPECS.values():  # the helper process's own start and the base are not a box's cost
+        for spec in SPECS.values():  # the start of the helper process and the base do not count
             for backend in backends.values():
                 for _ in range(3):
                     await (await backend.create(spec)).close()

@@ -19,7 +19,7 @@ from woodshed.view.summary import Evaluation, evaluation, gains
 
 
 def run_recipe(recipe: Path, out: Path, **overrides: object) -> RunDirectory:
-    """``woodshed run`` to its end; a run that was interrupted is continued. Ends the program where the run fails."""
+    """Run ``woodshed run`` to its end; an interrupted run is continued. Exits if the run fails."""
     sets = [f"--set={key}={json.dumps(value)}" for key, value in overrides.items()]
     command = [sys.executable, "-m", "woodshed.cli", "run", str(recipe), "--out", str(out), *sets]
     if subprocess.run(command, check=False).returncode:
@@ -29,20 +29,20 @@ def run_recipe(recipe: Path, out: Path, **overrides: object) -> RunDirectory:
 
 @dataclass(frozen=True)
 class Learned:
-    """The held-out evaluations of one run: what RL arrived at, and what it has to beat."""
+    """The held-out evaluations of one run: of RL's result and of its baselines."""
 
     arms: dict[str, Evaluation]
     titles: dict[str, str]
     temperatures: dict[str, float]
     development: dict[str, dict[str, float]]
-    """Arm -> temperature -> pass@1 on the development tasks, by which its temperature was chosen."""
+    """pass@1 on the development tasks by arm and temperature, from which each arm's temperature was chosen."""
 
     @property
     def best(self) -> str:
         return best_baseline({name: arm.pass1.mean for name, arm in self.arms.items()})
 
     def gains(self) -> tuple[Estimate, Estimate]:
-        """Gains of RL over the best baseline in pass@1 and best-of-k, paired by task."""
+        """Return the gains of RL over the best baseline in pass@1 and best-of-k, paired by task."""
         return gains(self.arms[self.best], self.arms[AFTER])
 
     def submitted_change(self) -> float:
@@ -75,7 +75,7 @@ class Learned:
 
 
 def learned(run: RunDirectory) -> Learned:
-    """Ends the program where the run has no evaluation before and after RL."""
+    """Return the held-out evaluations of a run. Exits if it has no evaluation before and after RL."""
     recipe = load_recipe(run.recipe)
     store = TrajectoryStore(run.trajectories)
     try:
@@ -93,7 +93,7 @@ def learned(run: RunDirectory) -> Learned:
 
 
 def figures_of(seeds: Sequence[Learned]) -> dict[str, float]:
-    """The headline figures of a learning result over its seeds. Of baselines that were not run, none."""
+    """Return the headline figures of a learning result over its seeds, without those of baselines that were not run."""
     found: dict[str, float] = {
         "seeds": len(seeds),
         "heldout_tasks": min(len(each.arms[BEFORE].tasks) for each in seeds),

@@ -1,15 +1,15 @@
-"""Cheap trials of RL for synthetic tasks: engine, harness, tests and trainer in one process, on policy, no overlap.
+"""Cheap trials of RL for synthetic tasks: engine, harness, tests and trainer in one process, on-policy, no overlap.
 
 ``python benchmarks/research.py RUN --tasks FOLDER --dev FOLDER --steps 100``: RUN is a run directory with SFT done.
 Writes JSON lines: figures of the training batches every ten steps, and of the development tasks every ``--every`` steps
-at each temperature of ``--eval``. What looks good here has to be shown by whole runs (``benchmarks/laptop.py``).
+at each temperature of ``--eval``. Promising results must be confirmed by whole runs (``benchmarks/laptop.py``).
 
-Signals: ``--forks K`` (continuations from the first failed test of each rollout, credit by node), ``--rejected`` and
-``--repeated`` (a price on the turn of an edit that is refused, or that repeats an earlier one), ``--credit attempts``
-(each edit by the test run that followed it), ``--method rejection`` (cross-entropy on what was solved instead of RL:
-the baseline with the same rollouts), ``--method positive`` (RL without the turns whose advantage is negative).
-``--passes`` and ``--splits`` take more optimizer steps of the same rollouts, with the clipped surrogate of PPO.
-``--hints`` distils hints beside the policy gradient (``hint_kl``).
+Options: ``--forks K`` (continuations from the first failed test of each rollout, credit by node), ``--rejected`` and
+``--repeated`` (penalty on the turn of an edit that is rejected, or that repeats an earlier one), ``--credit attempts``
+(each edit is credited by the test run that followed it), ``--method rejection`` (instead of RL, cross-entropy on solved
+rollouts: the baseline with the same rollouts), ``--method positive`` (RL without the turns with negative advantage).
+``--passes`` and ``--splits`` take more optimizer steps on the same rollouts, with the clipped surrogate of PPO.
+``--hints`` distils hints in addition to the policy gradient (``hint_kl``).
 """
 
 from __future__ import annotations
@@ -53,11 +53,12 @@ from woodshed.train.settings import TrainSettings
 from woodshed.train.trainer import Trainer
 
 Advantages = dict[int, float]
-"""Turn (from 1) -> advantage of its tokens."""
+"""Advantage of a turn's tokens, by turn (from 1)."""
 
 
 def first_failed_test(played: Played) -> int | None:
-    """Turn after which a test failed following an accepted edit, unless it is the last."""
+    """Return the turn of the first test run after an accepted edit, if it failed and was not the last turn; else
+    None."""
     edited = False
     for event in played.episode.events:
         if event.name in EDITS and event.error is None:
@@ -78,8 +79,8 @@ def prices(played: Played, rejected: float, repeated: float) -> Advantages:
 
 
 def outcomes(played: Played) -> Advantages:
-    """1 for each edit with which the tests passed, 0 for others, by turn. What a later edit replaced before any test
-    counts as 0; what no test followed, as the episode was graded."""
+    """Return, by turn, 1 for each edit after which the tests passed, 0 for other edits. An edit that was followed by
+    another edit before any test counts as 0; an edit that no test followed counts as the episode was graded."""
     found: Advantages = {}
     untested = 0
     for event in played.episode.events:
@@ -99,8 +100,8 @@ def outcomes(played: Played) -> Advantages:
 def credit_attempts(
     roots: Sequence[Played], rows: Sequence[tuple[Played, Advantages]], args: argparse.Namespace
 ) -> None:
-    """Replace the advantages of edits in ``rows``: whether the tests passed with an edit, less its price, compared with
-    the mean of its group's first edits, or of its later ones. Forks keep theirs."""
+    """Replace the advantages of edits in ``rows`` by: whether the tests passed with the edit, minus its price, minus
+    the mean of this over the first edits (or over the later ones) of its group. Forks keep their advantages."""
     groups: dict[str, list[tuple[bool, float]]] = defaultdict(list)
     tried: dict[int, Advantages] = {}
     for played in roots:
@@ -119,7 +120,7 @@ def credit_attempts(
 
 
 async def sample(player: Player, tasks: Sequence[Task], args: argparse.Namespace) -> tuple[list[Played], list[Played]]:
-    """(rollouts, forks) of one step."""
+    """Sample one step; return (rollouts, forks)."""
     roots = await player.play_all([(task,) for task in tasks for _ in range(args.group)], args.temperature)
     plays = []
     for index, root in enumerate(roots if args.forks else ()):
@@ -135,7 +136,8 @@ async def sample(player: Player, tasks: Sequence[Task], args: argparse.Namespace
 def credit(
     roots: Sequence[Played], forks: Sequence[Played], args: argparse.Namespace
 ) -> list[tuple[Played, Advantages]]:
-    """Advantages by node: a continuation against its siblings, the turns before it by their mean against the group."""
+    """Return advantages by node: a continuation is compared with its siblings, and the turns before it get the mean of
+    the siblings minus the mean of the group."""
     children: dict[int, list[Played]] = defaultdict(list)
     for fork in forks:
         children[fork.parent].append(fork)
@@ -162,7 +164,7 @@ def credit(
 
 
 def hinted_messages(played: Played, hinter: Hinter, stats: HintStats) -> tuple[HintedMessage, ...]:
-    """The messages of an episode that a hint would have improved. Forks are not read."""
+    """Return the messages of an episode that a hint would have improved, with the hint in their context."""
     run = Trajectory("", played.task.name, "", "train", "", "", "submitted", messages=played.episode.messages)
     run = replace(run, events=played.episode.events)
     try:

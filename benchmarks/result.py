@@ -1,4 +1,4 @@
-"""The shape of every result file: ``{command, commit, date, hardware, figures, detail}``."""
+"""Write result files; each has the form ``{command, commit, date, hardware, figures, detail}``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def write_result(name: str, figures: dict[str, float | None], detail: dict[str, 
 
 
 def without_nan(value: Any) -> Any:
-    """Return ``value`` with None for every nan and infinity, which JSON does not have."""
+    """Return ``value`` with None for every nan and infinity, which JSON does not support."""
     if isinstance(value, dict):
         return {key: without_nan(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -44,15 +44,15 @@ def without_nan(value: Any) -> Any:
 
 
 def _shown(word: str) -> str:
-    """An argument, ``PATH`` or ``NAME=PATH``, without where things lie on this machine."""
+    """Return an argument, ``PATH`` or ``NAME=PATH``, with an absolute path shortened to its last three parts."""
     name, equals, value = word.rpartition("=")
     path = Path(value)
     return f"{name}{equals}{'/'.join(path.parts[1:][-3:])}" if path.is_absolute() else word
 
 
 def hardware() -> str:
-    """Processor, what it multiplies matrices with (virtual machines hide its name), cores, memory, and the GPU where
-    there is one."""
+    """Return the processor's name, its vector or matrix instructions (virtual machines hide the name), number of CPUs,
+    memory, and the GPU if there is one."""
     info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     names = [line.split(":", 1)[1].strip() for line in info.splitlines() if line.startswith("model name")]
     units = [unit for unit in ("amx_bf16", "avx512_bf16", "avx512f", "avx2") if re.search(rf"\b{unit}\b", info)]
@@ -70,8 +70,8 @@ def hardware() -> str:
 
 
 def commit() -> str:
-    """The commit that is measured, and whether the package differs from it. BENCHMARK_COMMIT names it where there is
-    only a copy of the files."""
+    """Return the measured commit, and whether the package differs from it. Where there is only a copy of the files, the
+    environment variable BENCHMARK_COMMIT gives it."""
     if given := os.environ.get("BENCHMARK_COMMIT"):
         return given
     head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)

@@ -1,4 +1,5 @@
-"""The part of ``sandboxes.py`` about backends besides ``namespace``: most of them fork memory, the others files."""
+"""The part of ``sandboxes.py`` about backends other than ``namespace``: most fork memory and files, others only
+files."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ CLONES = 8
 
 
 async def measure_forking(name: str, spec: BoxSpec, n: int) -> dict[str, Any]:
-    """What boxes of a backend cost, snapshots of memory where it has them; empty where it does not work here."""
+    """Measure the costs of a backend's boxes, with snapshots of memory if it supports them; {} if it does not work
+    here."""
     try:
         backend: Any = open_backend(name)
         probe = backend.probe()
@@ -30,8 +32,8 @@ async def measure_forking(name: str, spec: BoxSpec, n: int) -> dict[str, Any]:
     kind: Literal["fs", "full"] = "full" if full else "fs"
     out: dict[str, Any] = {}
     try:
-        # The box supervisor's own start is not a box's cost, nor is the first boot of a guest, which the next are
-        # forked from.
+        # The first box is separate: it includes the start of the box supervisor, and the first boot of a guest, from
+        # which later guests are forked.
         out["first"] = await timed(1, lambda: backend.create(spec), lambda box: box.close())
         out["create"] = await timed(n, lambda: backend.create(spec), lambda box: box.close())
         box = await backend.create(spec)
@@ -60,7 +62,8 @@ async def measure_forking(name: str, spec: BoxSpec, n: int) -> dict[str, Any]:
 
 
 async def _fidelity(backend: Any, spec: BoxSpec) -> int:
-    """Forks, of eight, in which a shell with variables, a background process and unwritten files goes on by itself."""
+    """Return in how many of eight forks a shell with variables, a background process and unflushed files goes on
+    independently of the others."""
     box = await backend.create(spec)
     shell = await ShellSession.open(box)
     await shell.send("x=40; while :; do sleep 0.1; done & background=$!; cd /tmp; echo dirty > note")
@@ -77,7 +80,7 @@ async def _fidelity(backend: Any, spec: BoxSpec) -> int:
 
 
 def memory(pid: int) -> int:
-    """Proportional set size, in bytes, of a process and all below it."""
+    """Return the proportional set size, in bytes, of a process and all its descendants."""
     total = 0
     for member in (pid, *descendants(pid)):
         try:
@@ -89,7 +92,7 @@ def memory(pid: int) -> int:
 
 
 def figures(name: str, detail: dict[str, Any]) -> dict[str, float | None]:
-    """The headline numbers of a backend; none where it does not work here."""
+    """Return the headline figures of a backend; {} if it does not work here."""
     medians = {"create": "create", "exec": "exec_true", "snapshot": "snapshot", "restore": "fork"}
     if not detail:
         return {}
@@ -103,7 +106,8 @@ def figures(name: str, detail: dict[str, Any]) -> dict[str, float | None]:
 async def timed(
     n: int, action: Callable[[], Awaitable[Any]], after: Callable[[Any], Awaitable[Any]] | None = None
 ) -> Any:
-    """Wall milliseconds of ``n`` runs: median, smallest, 90th percentile."""
+    """Return the wall milliseconds of ``n`` runs of ``action``: median, minimum, 90th percentile. ``after`` is called
+    with each result and is not timed."""
     times = []
     for _ in range(n):
         start = time.perf_counter()

@@ -1,8 +1,9 @@
-"""The part of ``sandboxes.py`` that puts boxes against each other, as this user and, for root, as an ordinary one.
+"""The part of ``sandboxes.py`` in which one box attacks another, as this user and, for root, as an ordinary user too.
 
     python benchmarks/sandbox_pairs.py
 
-measures this part alone: ``results/sandbox.json`` keeps its other figures, and says when and where these are from.
+measures only this part: ``results/sandbox.json`` keeps its other figures, and records when and where these were
+measured.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ print(json.dumps([vars(each) for each in beside_backend(sys.argv[2], Path(sys.ar
 
 
 def measure_pairs() -> dict[str, list[dict[str, Any]]]:
-    """What came of every attempt of one box against another, by backend and user."""
+    """Return the outcome of every attempt of one box against another, by backend and user."""
     found = {}
     for name in BACKENDS:
         try:
@@ -51,7 +52,8 @@ def measure_pairs() -> dict[str, list[dict[str, Any]]]:
 
 
 def pair_figures(found: dict[str, list[dict[str, Any]]]) -> dict[str, int]:
-    """``pair_known``: noticed, as docs/sandboxes.md says."""
+    """Return the figures. ``pair_disturbed``: attempts that affected the other box unexpectedly; ``pair_known``:
+    attempts with a known effect, described in docs/sandboxes.md."""
     tried = [each for every in found.values() for each in every]
     return {
         "pair_attempts": len(tried),

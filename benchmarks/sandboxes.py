@@ -1,11 +1,12 @@
-"""What sandboxes cost, beside a plain subprocess (and bubblewrap where it is installed), what leaks, what gets out.
+"""Measure the costs of sandboxes compared with a plain subprocess (and bubblewrap if installed), resource leaks, and
+escapes.
 
 The gvisor and microvm backends are measured where they work (``scripts/install-runsc``, ``scripts/install-qemu``): full
-snapshots of a box with a background process, forks that go on from one, and what memory eight of them take.
+snapshots of a box with a background process, forks that continue from a snapshot, and the memory of eight forks.
 
     python benchmarks/sandboxes.py [--cycles 1000] [--out benchmarks/results/sandbox.json]
 
-Times are wall milliseconds on the machine as it is; the load while they were taken is in the result.
+Times are wall milliseconds on the machine as it is; its load during the measurement is in the result.
 """
 
 from __future__ import annotations
@@ -38,17 +39,17 @@ AT_ONCE = 8
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time of a process and of its children that ended."""
+    """Return the processor time of a process and of its terminated children."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return sum(map(int, fields[11:15])) / TICKS
 
 
 async def measure(n: int) -> dict[str, Any]:
-    """Every operation of a box, then the peers."""
+    """Measure every operation of a box, then the alternatives to boxes."""
     backend = NamespaceBackend()
     out: dict[str, Any] = {}
     try:
-        await (await backend.create(SPEC)).close()  # the fork server's own start is not a box's cost
+        await (await backend.create(SPEC)).close()  # the start of the fork server does not count
         pid = backend.pid or 0
         cpu = cpu_seconds(pid)
         out["create"] = await timed(n, lambda: backend.create(SPEC), lambda box: box.close())
@@ -94,7 +95,7 @@ async def measure(n: int) -> dict[str, Any]:
 
 
 def _docker_image() -> str:
-    """An image that a working engine has; nothing is pulled."""
+    """Return the id of an image that a working Docker engine has, '' if none; nothing is pulled."""
     try:
         command = ["docker", "images", "--format", "{{.ID}}"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
@@ -137,8 +138,8 @@ def _fork_server(pid: int) -> dict[str, int]:
 async def leaks(cycles: int) -> dict[str, int]:
     """Make, use and destroy ``cycles`` boxes; return by how much descriptors, mounts and so on grew (0: nothing leaks).
 
-    Host users, with the devices of each, are kept for the next box (``namespace/users.py``): as many as boxes lived at
-    once, so that many live at once before the first count.
+    Host users, with their devices, are kept for later boxes (``namespace/users.py``), as many as there were boxes at
+    the same time. Therefore the maximum number of boxes is made before the first count.
     """
     root = Path(tempfile.mkdtemp(prefix="sandbox-leaks-"))
     before = _inventory(root)
@@ -170,7 +171,7 @@ async def leaks(cycles: int) -> dict[str, int]:
 
 
 def escapes() -> dict[str, list[dict[str, str]]]:
-    """What came of every attempt to get out, by backend that works here."""
+    """Return the outcome of every escape attempt, for each backend that works here."""
     found = {}
     for name in NAMES:
         try:
@@ -178,7 +179,7 @@ def escapes() -> dict[str, list[dict[str, str]]]:
                 continue
         except SandboxError:
             continue
-        # Without the file's name that an error ends with: places of the machine are nobody's business.
+        # Without the file name at the end of an error: paths on this machine are private.
         found[name] = [{**vars(t), "refusal": t.refusal.partition(": '")[0]} for t in attack_backend(name)]
     return found
 

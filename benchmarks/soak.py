@@ -1,11 +1,11 @@
-"""Ten thousand trajectories through a gateway and two engines: does their memory stay flat?
+"""Send ten thousand trajectories through a gateway and two engines and measure the growth of their memory.
 
     python benchmarks/soak.py [--trajectories 10000] [--engines 2] [--out benchmarks/results/soak.json]
 
-Real processes and a tiny policy. Trajectories have one to four turns; some clients leave in the middle of a stream,
-some edit their history, some are forgotten instead of finished; new weights are published all along. The memory
-(resident set) of every process is noted throughout. ``growth_mib_per_10000`` is the slope of a line through the last
-two thirds, of the process that grows most; ``journal_mib`` is what the gateway's journal holds at the end.
+Real processes with a tiny policy. Trajectories have one to four turns; some clients disconnect in the middle of a
+stream, some edit their history, some never finish; new weights are published all the time. The memory (resident set) of
+every process is sampled throughout. ``growth_mib_per_10000`` is the slope of a line through the last two thirds of the
+samples, for the process that grows most; ``journal_mib`` is the size of the gateway's journal at the end.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ CONFIG = DecoderConfig(
 
 
 def memory(pid: int) -> float:
-    """Resident MiB."""
+    """Return the resident set size of a process in MiB."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def launch(stack: ExitStack, folder: Path, name: str, module: str, settings: dict[str, Any]) -> int:
-    """Start a server and wait until it answers; its pid."""
+    """Start a server and wait until it is ready; return its pid."""
     path, ready = folder / f"{name}.json", folder / f"{name}.ready"
     path.write_text(json.dumps({**settings, "ready_file": str(ready)}))
     environment = {**os.environ, "WOODSHED_ADMIN_KEY": KEY, "OMP_NUM_THREADS": "1"}
@@ -69,7 +69,7 @@ def launch(stack: ExitStack, folder: Path, name: str, module: str, settings: dic
 
 
 def slope(samples: list[tuple[int, float]]) -> float:
-    """MiB per 10,000 trajectories over the last two thirds."""
+    """Return the growth in MiB per 10,000 trajectories, over the last two thirds of the samples."""
     late = samples[len(samples) // 3 :]
     count, size = zip(*late)
     return float(np.polyfit(count, size, 1)[0] * 10_000)

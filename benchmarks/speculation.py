@@ -1,9 +1,9 @@
-"""Decoding with guesses beside decoding without: ``python benchmarks/speculation.py RUN [RUN ...]``.
+"""Compare decoding with and without speculation: ``python benchmarks/speculation.py RUN [RUN ...]``.
 
-RUN is a run folder (its policy after RL and the conversations that SFT learned from). A multi-token-prediction head is
+RUN is a run folder (its policy after RL and the conversations of SFT are used). A multi-token-prediction (MTP) head is
 distilled from that policy on nine tenths of the conversations, then replies of the last tenth are sampled at
-temperature 1 in three ways in turn: without guesses, guessed by the head, guessed by prompt lookup. One thread; the
-tokens must be the same in all three, and are compared.
+temperature 1 in three ways, alternately: without drafts, with drafts of the head, with drafts by prompt lookup.
+Decoding uses one thread. The tokens of the three are compared, as they should be the same.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WAYS = ("off", "mtp", "ngram")
 
 
 def head_of(policy: Policy, examples: list[Example], settings: MtpSettings, microbatch: int) -> tuple[MtpHead, float]:
-    """A distilled head, and the share of next tokens that it guessed right in the last batch."""
+    """Distil a head; return it and the share of next tokens that it predicted correctly in the last batch."""
     policy.decoder.requires_grad_(False)
     head = MtpHead(policy.config, seed=0)
     optimizer = Optimizer(head, OptimizerSettings(kind="adamw", lr=settings.lr))
@@ -52,7 +52,7 @@ def head_of(policy: Policy, examples: list[Example], settings: MtpSettings, micr
 
 
 def asks_of(examples: list[Example], count: int) -> list[list[int]]:
-    """Conversations up to the beginning of one of the policy's replies, a different one in each."""
+    """Return ``count`` conversations, each cut at the beginning of one of the policy's replies, whose number varies."""
     asks = []
     for i, example in enumerate(examples):
         begins = [t for t in range(1, len(example.tokens)) if example.weights[t] and not example.weights[t - 1]]
@@ -64,7 +64,7 @@ def asks_of(examples: list[Example], count: int) -> list[list[int]]:
 async def replies(
     engine: LocalEngine, asks: list[list[int]], together: int, samplings: list[Sampling]
 ) -> list[Completion]:
-    """``together`` at a time, in order."""
+    """Sample replies, ``together`` at a time; return them in order."""
     room = asyncio.Semaphore(together)
 
     async def one(ask: list[int], sampling: Sampling) -> Completion:
@@ -85,7 +85,7 @@ async def measure(policy: Policy, head: MtpHead, asks: list[list[int]], runs: in
             for way in WAYS:
                 settings = EngineSettings.model_validate({"speculate": way, "prefix_cache": "off"})
                 engine = LocalEngine(policy.decoder, settings=settings, mtp=head)
-                # prompts first, alone: what is timed is decoding
+                # warm up
                 await replies(engine, asks[:1], 1, samplings[:1])
                 before, began = engine.stats(), time.perf_counter()
                 done = await replies(engine, asks, together, samplings)

@@ -1,9 +1,9 @@
-"""How long a policy server is silent while hostile requests arrive; ``benchmarks/gateway.py`` puts it into its result.
+"""Measure how long a policy server stalls while hostile requests arrive; ``benchmarks/gateway.py`` includes the result.
 
-A process of its own asks ``/health`` every two milliseconds and keeps the longest wait, while bodies of every kind
-below arrive under keys of their own, several at a time. What the same process waits for without them is told beside it:
-on a machine that is busy with other things the longest wait is the scheduler's. So the processor time that the server
-took during each wait (all of its threads) is kept too: what the wait could have been at most if nothing else had run.
+A separate process requests ``/health`` every two milliseconds and records the waits, while bodies of every kind below
+arrive with separate keys, several at a time. The waits without such requests are measured too, because on a busy
+machine the longest wait is caused by the scheduler. For the same reason the processor time of the server (all of its
+threads) during each wait is recorded: it is an upper bound of the wait on an idle machine.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ import httpx
 from woodshed.gateway.client import GatewayAdmin
 
 SIZE = 15_000_000
-"""Bytes of a body, below ``max_body``."""
+"""Size of a body in bytes, below ``max_body``."""
 AT_ONCE = 4
-"""Hostile requests at a time."""
+"""Number of hostile requests at a time."""
 TRAJECTORIES = 2_000
-"""Open trajectories while metrics are read."""
+"""Number of open trajectories while metrics are read."""
 
 
 def chat(content: bytes) -> bytes:
@@ -46,12 +46,12 @@ def flood(one: bytes) -> bytes:
 
 
 def fitting(letters: int) -> bytes:
-    """A text that its bytes do not give away: it is encoded and then found too long."""
+    """Return a request whose text is too long only in tokens, so that the server has to tokenize it to find out."""
     return chat(b'"' + b"zq" * (letters // 2) + b'"')
 
 
 def bodies(context: int) -> dict[str, tuple[str, Callable[[], bytes]]]:
-    """Path and body by kind."""
+    """Return path and body of each kind of hostile request."""
     path, message = "/v1/chat/completions", b'{"role":"user","content":""}'
     call = b'{"role":"assistant","tool_calls":[{"id":"c","function":{"name":"f","arguments":%s}}]}'
     result = b'{"messages":[{"role":"user","content":"a"},%s,{"role":"tool","tool_call_id":"c","content":%s}]}'
@@ -87,8 +87,8 @@ def bodies(context: int) -> dict[str, tuple[str, Callable[[], bytes]]]:
 
 
 def ask_health(port: int, pid: int) -> None:
-    """The process that asks. A line for each answer: seconds since the epoch, milliseconds of the wait, and those of
-    the processor that the server took meanwhile."""
+    """Request ``/health`` for ever, in a process of its own. Prints a line for each answer: seconds since the epoch,
+    milliseconds of the wait, and milliseconds of processor time that the server used meanwhile."""
     connection = socket.create_connection(("127.0.0.1", port))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     request = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -104,10 +104,10 @@ def ask_health(port: int, pid: int) -> None:
 
 
 def _processor_ms(pid: int) -> float:
-    """What all threads of the process have taken so far."""
+    """Return the processor time of all threads of a process so far, in milliseconds."""
     total = 0
     for thread in Path(f"/proc/{pid}/task").iterdir():
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the thread has ended
             total += int((thread / "schedstat").read_text().split()[0])
     return total / 1e6
 
@@ -120,7 +120,7 @@ class Wait(NamedTuple):
 
 
 class Waits:
-    """What ``ask_health`` has said so far."""
+    """The waits that ``ask_health`` has printed so far."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -133,7 +133,7 @@ class Waits:
             self.rows.append((when, Wait(wall, processor)))
 
     async def longest(self, since: float) -> Wait:
-        """Of the waits that ended after ``since``; after one more answer."""
+        """Return the longest of the waits that ended after ``since``, once another request has been answered."""
         until = time.time()
         while not self.rows or self.rows[-1][0] - self.rows[-1][1].wall / 1000 < until:
             await asyncio.sleep(0.01)
@@ -152,7 +152,7 @@ def asking(port: int, pid: int) -> Iterator[Waits]:
 
 
 async def measure(port: int, pid: int, key: str, context: int) -> dict[str, Any]:
-    """Longest wait in milliseconds by kind, and without anything; what each kind was answered."""
+    """Return the longest waits in milliseconds, by kind of request and without any, and the statuses of the answers."""
     url = f"http://127.0.0.1:{port}"
     admin = GatewayAdmin(url, key)
     waits: dict[str, Wait] = {}
@@ -202,7 +202,8 @@ async def _send(client: httpx.AsyncClient, path: str, body: bytes, key: str) -> 
 async def _long_trajectory(
     admin: GatewayAdmin, client: httpx.AsyncClient, health: Waits, context: int
 ) -> dict[str, Wait]:
-    """Large tool results that fit, turn after turn, and the finish of what they made."""
+    """Send large requests that fit, one after the other, and finish the trajectory that they make; return both
+    waits."""
     key = await admin.open("long")
     headers = {"authorization": f"Bearer {key}"}
     text = "the gateway says one word after the other " * (context // 40)

@@ -1,9 +1,8 @@
 """CPU seconds of an RL step, and what single settings save: ``python benchmarks/step_cost.py --base runs/laptop``.
 
 Every arm runs the RL stage of ``--base`` (a run that got at least as far as its first evaluation) with two numbers of
-steps; the difference of the CPU seconds of all processes and boxes, over the difference in steps, is what one step
-costs, without the start. Arms take turns. CPU seconds, unlike steps a minute, change little with what else the machine
-does.
+steps. The difference in CPU seconds of all processes and boxes, divided by the difference in steps, is the cost of one
+step without the start. Arms alternate. Unlike steps per minute, CPU seconds depend little on other load of the machine.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ ARMS = {
     "plain": ["harness.reuse_test_results=false"],
     "reused_test_results": ["harness.reuse_test_results=true"],
 }
-"""Settings of each arm; the first is what the others are compared with."""
+"""Settings of each arm; the others are compared with the first."""
 SHORT = 4
 TINY_EVALUATION = [f"evaluate.{name}=1" for name in ("tasks", "samples", "dev_tasks", "dev_samples")]
 
@@ -48,7 +47,7 @@ def main() -> None:
 
 
 def cpu_seconds(base: Path, out: Path, steps: int, settings: list[str]) -> float:
-    """CPU seconds of a run's RL stage with start and a tiny evaluation."""
+    """Return the CPU seconds of a run's RL stage, including its start and a tiny evaluation."""
     branch(base, out, [*settings, *TINY_EVALUATION, f"rl.steps={steps}"])
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     run_recipe(out, out)

@@ -1,8 +1,9 @@
-"""Single steps of the engine by its own kernels and by torch's operators: ``python benchmarks/steps.py``.
+"""Compare single steps of the engine with its own kernels and with torch's operators: ``python benchmarks/steps.py``.
 
-For every size of policy and number format: 1, 8 and 32 rows that decode at a context of 540 tokens, and a prompt of
-512, turn and turn about, one thread; the kernels with their memory in huge pages and, on Linux, in small ones. And the
-draw of 32 tokens, all rows at once and few at a time. Milliseconds are medians; figures are the worst and best ratio.
+For every size of policy and number format: decoding of 1, 8 and 32 rows at a context of 540 tokens, and a prompt of 512
+tokens, measured alternately with one thread; the kernels have their memory in huge pages and, on Linux, in small pages
+too. Also the draw of 32 tokens, for all rows at once and for a few at a time. Milliseconds are medians; figures are the
+worst and best ratio.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def filled_cache(decoder: Decoder) -> RowCache:
 
 @contextmanager
 def small_pages() -> Iterator[None]:
-    """Memory that is first written in here is in small pages, asked for or not."""
+    """Put memory that is first written in the body into small pages, even if huge pages are requested."""
     prctl = ctypes.CDLL(None).prctl
     prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)
     yield
@@ -69,7 +70,7 @@ def small_pages() -> Iterator[None]:
 
 
 def median_ms(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Of each, in turns; the first round only warms up."""
+    """Return the median milliseconds of each call, measured alternately; the first round is a warm-up."""
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds + 1):
         for name, call in calls.items():
@@ -134,7 +135,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=None)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    # first, as long as the allocator has no freed pages to give, which all rows at once would live on
+    # first, while the allocator has no freed pages, of which drawing all rows at once would profit
     draws = {f"draw of {ROWS} among {vocabulary}": draw(vocabulary, args.rounds) for vocabulary in VOCABULARIES}
     detail = {
         f"{size} {str(dtype).removeprefix('torch.')}": measure(size, dtype, args.rounds)

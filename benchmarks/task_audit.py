@@ -1,8 +1,7 @@
-"""Honest solutions and fakes graded on tasks that a build kept: none of the first may be refused, none of the second
-accepted. ``task_factory.py`` runs it; every grading is a line of ``.audit.jsonl``, and what stands there is not done
-again.
+"""Grade honest solutions and fakes on tasks that a build kept: honest ones must not be refused, fakes not accepted.
 
-Honest: the reference solution, and it with more code of the styles of tests/tasks/packages/test_screen.py. Fakes: the
+``task_factory.py`` runs this; every grading is a line of ``.audit.jsonl`` and is not repeated. Honest solutions: the
+reference solution, and the same with additional code in the styles of tests/tasks/packages/test_screen.py. Fakes: the
 stubs of the guessing gate, and the exploit battery.
 """
 
@@ -33,7 +32,7 @@ from tests.tasks.packages.test_screen import STYLES
 HONEST, FAKE = "honest", "fake"
 SOLUTION = "the solution"
 ROUNDS = 40
-"""Different honest solutions, or fakes, tried on one task at most."""
+"""Maximum number of different honest solutions, or fakes, tried on one task."""
 
 Verdict = dict[str, Any]
 """``task``, ``digest``, ``kind``, ``name``, ``accepted``, ``detail``."""
@@ -42,7 +41,7 @@ Verdict = dict[str, Any]
 async def audit(
     folder: Path, backend: Backend, layers: LayerStore, *, honest: int, fakes: int, parallel: int
 ) -> list[Verdict]:
-    """``honest`` and ``fakes`` gradings, spread over the tasks of ``folder``; fewer where there are not so many."""
+    """Make up to ``honest`` and ``fakes`` gradings, spread over the tasks of ``folder``; return the verdicts."""
     tasks = [Task.load(path.parent) for path in folder.glob("*/task.toml")]
     tasks.sort(key=lambda task: hashlib.sha256(task.name.encode()).digest())
     lines = JsonLines(folder / ".audit.jsonl")
@@ -78,7 +77,7 @@ async def audit(
 
 
 def figures(verdicts: Sequence[Verdict]) -> tuple[dict[str, float | None], dict[str, Any]]:
-    """(figures, what was refused and accepted that should not have been)."""
+    """Return (figures, detail with the verdicts that are wrong)."""
     honest = [row for row in verdicts if row["kind"] == HONEST]
     fakes = [row for row in verdicts if row["kind"] == FAKE]
     wrong = [row for row in honest if not row["accepted"]] + [row for row in fakes if row["accepted"]]
@@ -96,7 +95,7 @@ def figures(verdicts: Sequence[Verdict]) -> tuple[dict[str, float | None], dict[
 
 
 def plan(tasks: Sequence[Task], kind: str, most: int) -> Iterator[tuple[Task, str, str]]:
-    """At most ``most`` of (task, kind, name), one for each task before a second one for any."""
+    """Yield at most ``most`` (task, kind, name), first one for each task, then a second one for each, and so on."""
     chosen = [_drawn(task, kind) for task in tasks]
     count = 0
     for number in range(ROUNDS):
@@ -107,7 +106,7 @@ def plan(tasks: Sequence[Task], kind: str, most: int) -> Iterator[tuple[Task, st
 
 
 def _drawn(task: Task, kind: str) -> list[str]:
-    """What fits a task, in an order of its own."""
+    """Return the names of the solutions or fakes that fit a task, in a random order that depends on the task."""
     if kind == HONEST:
         names = [SOLUTION, *(STYLES if task.info.grader == "pytest" else ())]
     else:

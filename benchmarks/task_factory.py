@@ -1,10 +1,10 @@
-"""How many validated tasks real packages give, at what price, and whether the leak scan finds what is planted.
+"""Measure number and cost of validated tasks from real packages, and whether the leak scan finds planted leaks.
 
     python benchmarks/task_factory.py [--per-source 150] [--dir runs/task-factory] [--source SPEC ...]
 
-Runs the documented command (`woodshed tasks build`) over the sources below, grades honest solutions and fakes on what
-it kept (task_audit.py) and writes results/tasks.json. Kill it at any moment: the same command goes on, and the seconds
-of all its starts count.
+Runs the documented command (`woodshed tasks build`) over the sources below, grades honest solutions and fakes on the
+kept tasks (task_audit.py) and writes results/tasks.json. If killed, the same command continues, and the seconds of all
+starts count.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ BEYOND = (
     "npm:flat@5.0.2",
     "npm:json-schema-ref-resolver@3.0.1",
 )
-"""Packages that nobody vetted: layout, test requirements and suite are found by the build. The last run in Node."""
+"""Packages that are not in the catalogue: the build finds layout, test requirements and suite. The last four are for
+Node."""
 
 PUBLISHED = {
     "SWE-smith procedural on toolz 1.2.0": 0.83, "SWE-smith procedural on boltons 26.2.0": 0.58,
@@ -61,12 +62,12 @@ PUBLISHED = {
     "SWE-smith combine (reported)": 0.97, "SWE-smith procedural (reported)": 0.40,
     "SWE-smith PR mirror (reported)": 0.34,
 }  # fmt: skip
-"""Shares of candidates with a failing and a passing test; the first four were measured on a machine like this one,
-without the other gates and without choosing by coverage."""
+"""Shares of candidates with a failing and a passing test, for comparison. The first four were measured on a machine
+like this one, without the other gates and without selection by coverage."""
 
 
 def build(sources: list[str], per_source: int, folder: Path, more: list[str]) -> float:
-    """Run the build to its end; seconds of all its runs so far."""
+    """Run the build to its end; return the seconds of all its runs so far."""
     clock = folder / "seconds.json"
     spent = json.loads(clock.read_text()) if clock.exists() else 0.0
     folder.mkdir(parents=True, exist_ok=True)
@@ -90,7 +91,7 @@ def build(sources: list[str], per_source: int, folder: Path, more: list[str]) ->
         *more,
     ]
     start = time.monotonic()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the build ends with this
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the build ends with this program
     process = subprocess.Popen(command)
     try:
         while process.poll() is None:
@@ -99,13 +100,13 @@ def build(sources: list[str], per_source: int, folder: Path, more: list[str]) ->
     finally:
         process.terminate()
         process.wait()
-    if process.returncode not in (0, 1):  # 1: some source gave nothing, and the table says which
+    if process.returncode not in (0, 1):  # 1: a source gave nothing; the table says which
         raise SystemExit(process.returncode)
     return float(json.loads(clock.read_text()))
 
 
 def leaks() -> tuple[int, dict[str, bool]]:
-    """How many leaks were planted, and for each kind whether both of its plants were found."""
+    """Return the number of kinds of planted leaks, and for each kind whether both of its plants were found."""
     found: dict[str, bool] = {}
     for kind, (name, pack) in planted.PLANTS.items():
         hits = []
@@ -170,7 +171,7 @@ def measure(folder: Path, seconds: float) -> tuple[dict[str, float | None], dict
 
 
 def audit_of(folder: Path, honest: int, fakes: int) -> list[Verdict]:
-    """The verdicts on honest solutions and fakes."""
+    """Return the verdicts on honest solutions and fakes."""
 
     async def run() -> list[Verdict]:
         backend, layers = open_backend(), LayerStore(cache_directory() / "layers")

@@ -1,10 +1,10 @@
-"""kill -9 of a build of tasks at random moments: is the result, in the end, that of a build nobody disturbed?
+"""Kill (kill -9) a build of tasks at random moments, and check that its result equals that of an undisturbed build.
 
     python benchmarks/task_kills.py [--kills 20] [--per-source 6] [--source SPEC ...] [--seed 0]
 
-Both builds have caches of their own, so that wheels, layers and suites are interrupted as well. The next kill comes
-within a fifth of the time that the undisturbed build took; kills that a finished build leaves over come in others, each
-from nothing. Every file that is not hidden must be the same, byte by byte. Writes results/tasks_kills.json.
+Every build has its own cache, so that the making of wheels, layers and suites is interrupted too. Each kill comes
+within a fifth of the time that the undisturbed build took. If a build finishes before all kills were made, another one
+starts from nothing. Every file that is not hidden must be the same, byte by byte. Writes results/tasks_kills.json.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def disturbed(
     most: int,
     progress: Progress,
 ) -> tuple[Path, int]:
-    """A build that is killed at most ``most`` times and then left alone; its folder and how often it was killed."""
+    """Run a build that is killed at most ``most`` times and then runs to its end; return its folder and the number of
+    kills."""
     out, cache = scratch / f"killed-{number}", scratch / f"cache-{number}"
     kills = 0
     while kills < most:

@@ -1,8 +1,9 @@
-"""A random sample of built tasks under everything that a policy could try: gates, leak scan, the whole exploit battery.
+"""Check a random sample of built tasks with everything that we have: gates, leak scan, the whole exploit battery.
 
     python benchmarks/task_sample.py runs/task-factory/tasks [--tasks 50] [--seed 0] [--exploits 0]
 
-Writes results/tasks_sample.json. What is done of the sample is kept beside the tasks' folder: the same command goes on.
+Writes results/tasks_sample.json. Finished tasks are recorded beside the tasks' folder, so that the same command
+continues.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from woodshed.tasks.validate.gates import check_task
 
 
 async def look(task: Task, backend: Backend, layers: LayerStore, most: int) -> dict[str, Any]:
-    """What the gates and ``most`` exploits (0: all of them) say of one task."""
+    """Check one task with the gates and ``most`` exploits (0: all that fit); return its row."""
     report = await check_task(task, backend, layers)
     fitting = [e for e in EXPLOITS if task.info.grader in e.graders]
     chosen = random.Random(task.name).sample(fitting, most) if most else fitting
@@ -48,7 +49,7 @@ async def look(task: Task, backend: Backend, layers: LayerStore, most: int) -> d
 
 
 async def look_at_all(chosen: list[Path], record: Path, most: int) -> list[dict[str, Any]]:
-    """A row for each, from ``record`` where it is there already."""
+    """Return a row for each task, taken from ``record`` if it is there already."""
     rows = JsonLines(record)
     known = {row["task"]: row for row in rows.rows()}
     layers, backend = LayerStore(cache_directory() / "layers"), open_backend()

@@ -1,8 +1,9 @@
-"""How OpenMP threads of a small training step should wait for each other: ``python benchmarks/threads.py``.
+"""Compare how OpenMP threads of a small training step wait for each other: ``python benchmarks/threads.py``.
 
-Products and gradients of the sizes of the laptop policy, two threads, by how long a thread spins before it sleeps
-(``GOMP_SPINCOUNT``); alone on the machine, and beside as many busy processes as there are cores. Settings take turns;
-figures are medians of steps a second, over those of one thread under the same conditions.
+Matrix products and gradients of the sizes of the laptop policy with two threads, for different times that a thread
+spins before it sleeps (``GOMP_SPINCOUNT``); alone on the machine, and together with as many busy processes as there are
+cores. Settings alternate; figures are medians of steps per second, divided by those of one thread under the same
+conditions.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ print(count / (time.perf_counter() - start))
 
 @contextmanager
 def busy(number: int) -> Iterator[None]:
-    """So many processes that do nothing but compute."""
+    """Run ``number`` busy processes during the body."""
     others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(number)]
     try:
         yield

@@ -1,11 +1,11 @@
-"""The trainer's step beside the same step with transformers: tokens a second, and the loss of fifty steps.
+"""Compare the trainer's step with the same step in transformers: tokens per second, and the losses of fifty steps.
 
 Policies of 1M, 11M and 135M parameters (Qwen3) with equal random weights, exported by us, loaded by transformers; the
 same tokens, micro-batches and AdamW (torch's fused one), cross-entropy of all tokens. Steps alternate: ours in float32,
-transformers', ours with products in bfloat16, and ours in float32 by torch's operators; figures are ratios of medians.
-Then our step alone with Muon, as pretraining takes it, at 1,024 and 4,096 tokens: before (torch's operators), after,
-and with products in bfloat16. Seconds of the processor are noted beside those of the clock: they tell more where other
-programs compute.
+transformers', ours with products in bfloat16, and ours in float32 with torch's operators; figures are ratios of
+medians. Then our step alone with Muon, as in pretraining, at 1,024 and 4,096 tokens: with torch's operators, with fused
+ones, and with products in bfloat16. Processor seconds are recorded in addition to wall seconds: they are more reliable
+if other programs run.
 
 ``python benchmarks/throughput.py [--threads 2] [--rounds 5] [--sizes 1M 11M 135M] [--no-pretraining]`` writes
 benchmarks/results/throughput.json.
@@ -56,7 +56,7 @@ SIZES = {
     "11M": (qwen3(4096, 320, 8, 5, 5, 864), (8, 512)),
     "135M": (qwen3(49_152, 576, 30, 9, 3, 1536), (2, 512)),
 }
-"""Policy, and rows and tokens a row of a step."""
+"""Policy, and the number of rows and tokens per row of a step, by size."""
 PRETRAINING = {"0.97M": SIZES["1M"][0], "3.5M": qwen3(1280, 256, 4, 4, 4, 704), "11M": SIZES["11M"][0]}
 MICROBATCH_TOKENS = 2048
 ADAMW = OptimizerSettings(lr=1e-3)
@@ -113,7 +113,7 @@ def settings(optimizer: OptimizerSettings, products: str = "float32") -> TrainSe
 
 
 class Transformers:
-    """The same step with a model of transformers."""
+    """The same training step with a model of transformers."""
 
     def __init__(self, decoder: Decoder) -> None:
         self.model = AutoModelForCausalLM.from_config(
@@ -152,8 +152,8 @@ def batch(tokens_BT: np.ndarray, step: int) -> TrainBatch:
 
 
 def text(vocabulary: int, shape: tuple[int, int], seed: int) -> np.ndarray:
-    """Tokens int32 with something to learn: each mostly follows from the one before. Rows begin differently, so that
-    none is spared."""
+    """Return tokens int32 ``[rows, tokens]`` with something to learn: most follow from the previous one. Rows begin
+    differently, so that no prefix is shared."""
     rng = np.random.default_rng(seed)
     tokens = rng.integers(0, vocabulary, shape, dtype=np.int32)
     follows = rng.random(shape) < 0.7
@@ -164,7 +164,8 @@ def text(vocabulary: int, shape: tuple[int, int], seed: int) -> np.ndarray:
 
 
 def alternate(steps: dict[str, Callable[[int], object]], rounds: int, tokens: int) -> dict[str, dict[str, Any]]:
-    """Tokens a second of every step, from medians over rounds in which they take turns; the first round warms up."""
+    """Return the tokens per second of every step, from medians over alternating rounds; the first round is a
+    warm-up."""
     clock: dict[str, list[float]] = {name: [] for name in steps}
     processor: dict[str, list[float]] = {name: [] for name in steps}
     for number in range(rounds + 1):
@@ -214,7 +215,7 @@ def beside_transformers(config: DecoderConfig, shape: tuple[int, int], rounds: i
 
 
 def pretraining(config: DecoderConfig, shape: tuple[int, int], rounds: int) -> dict[str, Any]:
-    """Our step with Muon, by torch's operators (as before there were fused ones), fused, and in bfloat16."""
+    """Measure our step with Muon: with torch's operators, with fused ones, and with products in bfloat16."""
     muon = OptimizerSettings(kind="muon", lr=3e-3)
     print(f"pretraining {Decoder(config).num_parameters / 1e6:.2f}M, {shape[0] * shape[1]} tokens", flush=True)
     mine = {
@@ -228,7 +229,7 @@ def pretraining(config: DecoderConfig, shape: tuple[int, int], rounds: int) -> d
 
 
 def curve() -> dict[str, Sequence[float]]:
-    """Losses of 50 steps from equal weights on equal data."""
+    """Return the losses of 50 steps of both sides, from equal weights on equal data."""
     config = SIZES["1M"][0]
     decoder = Decoder(config, seed=0)
     peer, mine = Transformers(decoder), ours(decoder, settings(ADAMW), fused=True)

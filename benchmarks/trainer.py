@@ -1,9 +1,9 @@
-"""A trainer step on conversations that begin alike, beside the same step on conversations that do not.
+"""Compare a trainer step on conversations with a common prefix with the same step on conversations without one.
 
-Rows of a micro-batch compute their common beginning once (``woodshed/train/collate.py``). Both kinds of step have
-the same number and lengths of rows and of trained tokens; where nothing is shared every row has another first token.
-The shapes are those of ``recipes/smollm2.toml``: SmolLM2-135M's width and vocabulary with random weights and fewer
-layers (each layer costs the same), conversations of 600 common and 300 to 500 own tokens. Steps alternate.
+A micro-batch computes the common prefix of its rows once (``woodshed/train/collate.py``). Both kinds of step have the
+same number and lengths of rows and the same trained tokens; to prevent sharing, every row gets another first token. The
+shapes are those of ``recipes/smollm2.toml``: SmolLM2-135M's width and vocabulary with random weights and fewer layers
+(each layer costs the same), conversations of 600 common and 300 to 500 own tokens. Steps alternate.
 
 ``python benchmarks/trainer.py [--layers 4] [--rounds 5]`` writes benchmarks/results/trainer.json.
 """
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def batch(rows: int, step: int, *, seed: int, alike: bool) -> TrainBatch:
-    """Conversations whose last fifth is trained, as replies are."""
+    """Return a batch of conversations whose last fifth is trained, like replies."""
     rng = np.random.default_rng(seed)
     common = rng.integers(0, 49_152, COMMON)
     made = []

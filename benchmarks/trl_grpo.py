@@ -1,16 +1,16 @@
-"""GRPO steps beside TRL's: samples a second, and the time to a pass rate, with the same policy, tasks and machine.
+"""Compare GRPO steps with TRL's: samples per second, and time to a pass rate, with the same policy, tasks and machine.
 
 ``python benchmarks/trl_grpo.py --run runs/laptop --trl PYTHON``: PYTHON is an interpreter that has this project and TRL
-(``pip install trl==1.16.0``). Both sides start from the run's SFT policy and see the same prompts in the same order:
-the start of a conversation that has read the broken file. A sample is one edit, at most 40 tokens at temperature 1; its
-reward is 1 if all tests of the task pass in a box, hidden ones too. A step is 12 prompts with 8 samples each and one
-step of AdamW on the same loss: reward minus the group's mean, divided by a constant (Dr. GRPO), no KL, no clipping
-that could act. One turn, because several turns with tools would compare two harnesses rather than two systems.
+(``pip install trl==1.16.0``). Both sides start from the run's SFT policy and get the same prompts in the same order:
+the start of a conversation in which the broken file was read. A sample is one edit, at most 40 tokens at temperature 1;
+its reward is 1 if all tests of the task, including hidden ones, pass in a box. A step is 12 prompts with 8 samples each
+and one AdamW step on the same loss: reward minus the group's mean, divided by a constant (Dr. GRPO), without KL and
+without effective clipping. There is only one turn, because several turns with tools would compare harnesses.
 
-Ours is the engine and the trainer of a run in one process, one after the other: what a run gains by doing both at once
-is not counted. TRL generates with transformers (its default) and trains in float32 on the same number of threads. Each
-side is a process of its own; they alternate. Samples a second leave out the first steps. Figures are ratios of medians,
-and are added to results/throughput.json.
+Our side is the engine and the trainer of a run in one process, one after the other, so that a run's gain from running
+both at the same time does not count. TRL generates with transformers (its default) and trains in float32 with the same
+number of threads. Each side is a process of its own; they alternate. Samples per second do not include the first steps.
+Figures are ratios of medians, and are added to results/throughput.json.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from result import RESULTS, commit, hardware, without_nan
 PROMPTS, GROUP, TOKENS = 12, 8, 40
 RATE, WARMUP = 3e-4, 5
 LEFT_OUT = 3
-"""Steps at the beginning that are not timed."""
+"""Number of first steps that are not timed."""
 SMOOTH = 8
-"""Steps whose mean is the pass rate of a side at a time."""
+"""Number of steps over which the pass rate is averaged."""
 TOOLS = ("read_file", "edit_line")
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One task: ``text`` is what the policy reads, token for token ``ids``; ``path`` is the file that it read."""
+    """The prompt of one task: its ``text`` and tokens ``ids``; ``path``: the file that was read in it."""
 
     task: Any
     path: str
@@ -51,7 +51,7 @@ class Prompt:
 
 
 class Grader:
-    """Rewards of sampled edits: the tests of the task in a box, in an event loop of this class's own."""
+    """Computes the rewards of sampled edits by running the task's tests in a box, in its own event loop."""
 
     def __init__(self, scratch: str, tools: list[dict[str, Any]], chat: Any) -> None:
         from in_process import Tests
@@ -95,7 +95,7 @@ class Grader:
 
 
 def prompts_of(run: Path, policy: Any, tools: list[dict[str, Any]], count: int, seed: int) -> list[Prompt]:
-    """The first ``count`` training tasks of a run in an order of ``seed``, as the policy meets them."""
+    """Return prompts of ``count`` training tasks of a run, in an order that depends on ``seed``."""
     from in_process import load_tasks
 
     from woodshed.stages.demonstrator import fix_of
@@ -126,7 +126,7 @@ def prompts_of(run: Path, policy: Any, tools: list[dict[str, Any]], count: int, 
 
 
 class Log:
-    """Seconds since the first step began, and mean reward, of each step."""
+    """For each step, the seconds since the first step began, and the mean reward."""
 
     def __init__(self) -> None:
         self.began = time.perf_counter()
@@ -280,7 +280,7 @@ def samples_per_second(rows: Sequence[tuple[float, float]]) -> float:
 
 
 def seconds_to(rows: Sequence[tuple[float, float]], rate: float) -> float | None:
-    """Seconds until the mean reward of the last ``SMOOTH`` steps is ``rate``; None if it never is."""
+    """Return the seconds until the mean reward of the last ``SMOOTH`` steps reaches ``rate``; None if it never does."""
     for end in range(SMOOTH, len(rows) + 1):
         if statistics.mean(reward for _, reward in rows[end - SMOOTH : end]) >= rate:
             return rows[end - 1][0]

@@ -1,10 +1,10 @@
-"""Weight deltas: bytes and time against what others send, the engine's pause, and what kills leave of a chain.
+"""Weight deltas: bytes and time compared with other codecs, the engine's pause, and integrity of a chain after kills.
 
 Three kinds of consecutive checkpoints: of an RL run of the laptop recipe (its two newest checkpoints, float32 and cast
-to bfloat16), SmolLM2-135M in bfloat16 fine-tuned here at 1e-6 and 1e-5, and a synthetic model of 1B bfloat16
-parameters whose float32 masters take a step of Adam. Every codec gets the same bytes and must give them back.
+to bfloat16), SmolLM2-135M in bfloat16 fine-tuned here with learning rates 1e-6 and 1e-5, and a synthetic model of 1B
+bfloat16 parameters whose float32 masters take a step of Adam. Every codec gets the same bytes and must restore them.
 
-``python benchmarks/weights.py --run runs/laptop`` writes benchmarks/results/weights.json; ``--quick`` does little of
+``python benchmarks/weights.py --run runs/laptop`` writes benchmarks/results/weights.json; ``--quick`` does a little of
 everything and writes nothing.
 """
 
@@ -36,9 +36,9 @@ console = Console(stderr=True)
 def main() -> None:
     options = arguments()
     torch.set_num_threads(1)
-    of_run(options.run)  # A run that will not do is said at once.
+    of_run(options.run)  # Report an unsuitable run at once.
     with tempfile.TemporaryDirectory() as scratch:
-        console.print(f"kills: {options.kills}")  # First: it forks, and nothing has started a thread yet.
+        console.print(f"kills: {options.kills}")  # First, because it forks, and no threads exist yet.
         kills = kill_at_random(Path(scratch) / "kills", options.kills)
         detail: dict[str, object] = {"kills": kills}
         pauses = {"laptop": measure(options.run / "policy" / "sft", Path(scratch) / "laptop", options.steps, 16)}

@@ -1,6 +1,6 @@
-"""What others send between two checkpoints, reimplemented from their descriptions, beside ours; tensor by tensor.
+"""Delta codecs of other systems, reimplemented from their descriptions, to compare with ours, tensor by tensor.
 
-Every codec is a pair of functions on the bytes of one tensor; all are given the same bytes and must give them back.
+Every codec is a pair of functions on the bytes of one tensor; all get the same bytes and must restore them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Decode = Callable[[Bytes, list[bytes], int], Bytes]
 
 @dataclass(frozen=True)
 class Codec:
-    """``encode(old, new, itemsize)`` gives streams, ``decode(old, streams, itemsize)`` the new bytes."""
+    """``encode(old, new, itemsize)`` returns streams, ``decode(old, streams, itemsize)`` the new bytes."""
 
     encode: Encode
     decode: Decode
@@ -68,7 +68,8 @@ def index_value_back(old: Bytes, streams: list[bytes], size: int) -> Bytes:
 
 
 def gaps(old: Bytes, new: Bytes, size: int, *, xor: bool) -> list[bytes]:
-    """Gaps in the narrowest unsigned type that holds them, then values, or their XOR by byte; zstd on each."""
+    """Encode the gaps between changed elements in the narrowest unsigned type that holds them, then the values or, with
+    ``xor``, their XOR with the old ones split by byte; zstd on each."""
     index = changed(old, new, size)
     gap = np.diff(index, prepend=-1) - 1
     width = next(t for t in (np.uint8, np.uint16, np.uint32) if not len(gap) or gap.max() <= np.iinfo(t).max)
@@ -137,7 +138,7 @@ class Tally:
             self.changed += len(changed(old[key].data, piece.data, piece.itemsize))
 
     def _ours(self, old: Image, new: Image) -> None:
-        """With names, shapes and checksums, which the others' bytes leave out, and with verification."""
+        """Add our codec, including names, shapes, checksums and verification, which the other codecs do not have."""
         row = self.rows[OURS]
         began = time.process_time()
         parts = list(encode_parts(new, old))

@@ -1,4 +1,4 @@
-"""Publisher and follower processes that are killed at random, and what of the chain survives it."""
+"""Kill publisher and follower processes at random, and check the integrity of the chain."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ ELEMENTS = 200_000
 
 
 def state_at(version: int) -> dict[str, np.ndarray]:
-    """Any version from its number alone: words that move by a few units, each at its own pace."""
+    """Return the state of a version, computed from its number alone: words that change by a few units, each at its own
+    pace."""
     rng = np.random.default_rng(0)
     words, pace = rng.integers(0, 1 << 16, ELEMENTS), rng.integers(0, 40, ELEMENTS)
     moved = (words + (version * pace >> 8)).astype(np.uint16).view(np.int16)
@@ -36,7 +37,7 @@ def is_right(image: Image, version: int) -> bool:
 
 
 def publish(chain: Path, last: int) -> None:
-    """On from the head, versions one after the other, until ``last``."""
+    """Publish the versions after the head, one after the other, until ``last``."""
     publisher = BackgroundPublisher(Publisher(chain, 5, keep_anchors=2, part_bytes=100_000))
     for version in range((publisher.publisher.head or 0) + 1, last + 1):
         publisher.publish(version, state_at(version))
@@ -45,7 +46,7 @@ def publish(chain: Path, last: int) -> None:
 
 
 def follow(chain: Path, last: int, log: Path) -> None:
-    """From nothing to ``last``; a line of ``log`` for every version held."""
+    """Follow the chain from its beginning to ``last``; write a line to ``log`` for every version reached."""
     follower = Follower(chain)
     with log.open("a") as file:
         file.write(json.dumps({"started": os.getpid()}) + "\n")
@@ -58,7 +59,8 @@ def follow(chain: Path, last: int, log: Path) -> None:
 
 
 def fork(work: Callable[[], None]) -> int:
-    """A child that has imported everything already, so that a kill hits the work and not the imports."""
+    """Run ``work`` in a forked child and return its pid. The child has everything imported, so that a kill hits the
+    work and not the imports."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -71,7 +73,8 @@ def fork(work: Callable[[], None]) -> int:
 
 
 def kill_at_random(folder: Path, kills: int, seed: int = 0) -> dict[str, int]:
-    """Kill one of the two, in turn at random, ``kills`` times in all; then let both finish and count what is wrong."""
+    """Kill the publisher or the follower, chosen at random, ``kills`` times in all; then let both finish and count what
+    is wrong."""
     rng, chain, log = random.Random(seed), folder / "chain", folder / "follower.jsonl"
     folder.mkdir(parents=True, exist_ok=True)
     last = 4 * kills
@@ -90,7 +93,7 @@ def kill_at_random(folder: Path, kills: int, seed: int = 0) -> dict[str, int]:
         status = os.waitpid(pid, 0)[1]
         running[i] = None
         if os.WIFEXITED(status):
-            last += kills  # It had finished: more work for both.
+            last += kills  # It had finished; add work for both.
         else:
             done += 1
     failed = 0
@@ -105,7 +108,8 @@ def kill_at_random(folder: Path, kills: int, seed: int = 0) -> dict[str, int]:
 
 
 def count(chain: Path, log: Path, last: int) -> dict[str, int]:
-    """Versions of the chain and of the follower's log that are not what was published, or not in order."""
+    """Count the versions of the chain and of the follower's log, and those that differ from what was published or are
+    not in order (``wrong``)."""
     try:
         kept = verify_chain(chain)
     except ChainError as error:

@@ -1,4 +1,4 @@
-"""Pairs of consecutive checkpoints: of an RL run, of a pretrained model that is fine-tuned here, and synthetic."""
+"""Pairs of consecutive checkpoints: from an RL run, from a pretrained model that is fine-tuned here, and synthetic."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Pair = tuple[Image, Image]
 
 
 def of_run(run: Path) -> tuple[str, Pair]:
-    """The two newest checkpoints that an RL run left, as its engine gets them (float32)."""
+    """Return a name and the two newest checkpoints of an RL run, as its engine gets them (float32)."""
     found = sorted(run.glob("checkpoints/step-*/model.safetensors"))[-2:]
     if len(found) < 2:
         raise SystemExit(f"{run}: has no two checkpoints under checkpoints/; name a run that did RL with --run")
@@ -28,7 +28,7 @@ def of_run(run: Path) -> tuple[str, Pair]:
 
 
 def as_bfloat16(pair: Pair) -> Pair:
-    """The same weights as an engine on a GPU gets them."""
+    """Return the same weights in bfloat16, as an engine on a GPU gets them."""
 
     def cast(image: Image) -> Image:
         return take({piece.name: piece.tensor().bfloat16() for piece in image.values()})
@@ -37,7 +37,8 @@ def as_bfloat16(pair: Pair) -> Pair:
 
 
 def fine_tuned(policy: Path, lr: float, steps: int, tokens: int) -> Pair:
-    """bfloat16 copies of float32 masters before and after the last of ``steps`` AdamW steps on this repository."""
+    """Return bfloat16 copies of float32 masters before and after the last of ``steps`` AdamW steps on this
+    repository."""
     model = load_policy(policy, dtype=torch.float32)
     settings = TrainSettings(optimizer=OptimizerSettings(lr=lr), schedule=ScheduleSettings(warmup_steps=1))
     trainer = Trainer(model.decoder, settings)
@@ -59,10 +60,11 @@ def snapshot(trainer: Trainer) -> Image:
 
 
 def synthetic(parameters: int, lr: float, *, shard: int = 1 << 24) -> Iterator[Pair]:
-    """bfloat16 weights of which the float32 masters, N(0, 0.02), take one step of Adam from its stationary state.
+    """Yield bfloat16 weights before and after one Adam step, in its stationary state, of float32 masters with standard
+    deviation 0.02.
 
-    Where gradients are noise of variance 1, the first moment is N(0, (1 - b1) / (1 + b1)) and the second 1. A shard at
-    a time, so that memory does not grow with ``parameters``.
+    If gradients are noise of variance 1, the first moment is N(0, (1 - b1) / (1 + b1)) and the second is 1. Yields one
+    shard at a time, so that memory does not grow with ``parameters``.
     """
     b1, b2 = 0.9, 0.999
     for number, start in enumerate(range(0, parameters, shard)):

@@ -1,4 +1,5 @@
-"""How long an engine stands still while it follows a trainer: both real, in two processes, over a folder.
+"""Measure how long an engine pauses while it follows a trainer: both are real, in two processes, with a chain in a
+folder.
 
 ``python benchmarks/weights_pause.py POLICY CHAIN STEPS BATCH`` is the trainer's side.
 """
@@ -29,7 +30,7 @@ from woodshed.weights.chain import Publisher
 
 
 def train(policy: Path, chain: Path, steps: int, rows: int) -> dict[str, float]:
-    """RL steps on made-up rollouts, each published in the background as the trainer process does."""
+    """Take RL steps on artificial rollouts, each published in the background like in the trainer process."""
     model = load_policy(policy, dtype=torch.float32)
     trainer = Trainer(model.decoder, TrainSettings())
     publisher = BackgroundPublisher(Publisher(chain, 25, keep_anchors=2))
@@ -56,7 +57,7 @@ def train(policy: Path, chain: Path, steps: int, rows: int) -> dict[str, float]:
 
 
 async def follow(policy: Path, chain: Path, steps: int, rows: int) -> dict[str, float]:
-    """An engine that samples without a break from before the first version until after the last."""
+    """Let an engine sample without a break from before the first version until after the last; return the pauses."""
     loaded = load_policy(policy)
     engine = LocalEngine(loaded.decoder, settings=EngineSettings(threads=1), version=0)
     prompt = list(range(1, 33))
@@ -87,7 +88,7 @@ async def follow(policy: Path, chain: Path, steps: int, rows: int) -> dict[str, 
 
 
 def measure(policy: Path, chain: Path, steps: int, rows: int) -> dict[str, float]:
-    """``pause_share``: how long sampling stands still at a swap, as a share of a training step."""
+    """Return the measurements. ``pause_share``: pause of sampling at a swap, as a share of a training step."""
     return asyncio.run(follow(policy, chain, steps, rows))
 
 

@@ -21,7 +21,7 @@ from .escapes import beside
 def print_probe(console: Console, names: Sequence[str] = (), *, attack: bool = False) -> int:
     """Print what the sandbox backends ``names`` can do; without names, all that are installed or easily could be.
 
-    Returns 0 where the backends asked for (without names: the default backend) work and nothing got out of a box,
+    Returns 0 if the backends asked for (without names: the default backend) work and nothing got out of a box,
     2 otherwise.
     """
     probes = {name: _probe(name) for name in names or installed_names()}
@@ -56,7 +56,7 @@ def _attacked(name: str, console: Console) -> int:
 
 
 def _attacked_beside(name: str, console: Console) -> int:
-    """Put boxes against each other; return how many attempts another box noticed, known exceptions not counted."""
+    """Run boxes against each other; return how many attempts another box noticed, without known exceptions."""
     with console.status(f"putting {name} boxes against each other"):
         tried = beside.beside_backend(name)
     table = Table("attempt", "tries to", "got", "outcome", title=f"a {name} box against another")

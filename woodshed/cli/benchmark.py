@@ -27,17 +27,19 @@ T = TypeVar("T")
 
 TrajectoriesOption = Annotated[
     list[Path] | None,
-    typer.Option(help="Folder of stored trajectories; commits are traced to its live ones; again for more"),
+    typer.Option(help="Folder of stored trajectories; commits are traced to the live ones in it; repeatable"),
 ]
 JournalOption = Annotated[
     list[Path] | None, typer.Option(help="Journal of a gateway (open.journal), for its live conversations")
 ]
 CorpusOption = Annotated[
-    list[Path] | None, typer.Option(help="Folder of texts that are trained on; no task may be in them; again for more")
+    list[Path] | None, typer.Option(help="Folder of training texts; tasks contained in them are left out; repeatable")
 ]
-TrainingOption = Annotated[list[Path] | None, typer.Option(help="Folder of training tasks, likewise; again for more")]
+TrainingOption = Annotated[
+    list[Path] | None, typer.Option(help="Folder of training tasks; tasks contained in them are left out; repeatable")
+]
 EndpointOption = Annotated[
-    str, typer.Option(help="Chat Completions server: sample solutions from each query, and do they agree?")
+    str, typer.Option(help="Chat Completions server that samples solutions from each query to check if they agree")
 ]
 ModelOption = Annotated[str, typer.Option(help="Model name to ask it for")]
 KeyEnvOption = Annotated[str, typer.Option(help="Environment variable with its API key")]
@@ -53,10 +55,10 @@ def build(
     per_source: Annotated[int, typer.Option(min=1, help="Tasks to keep from the history of each repository")] = 20,
     since: Annotated[str, typer.Option(help="Only commits of this date (YYYY-MM-DD) or later")] = "",
     query: Annotated[
-        str, typer.Option(help="terse (title), named (and new names), full (and body); auto: the least that suffices")
+        str, typer.Option(help="terse (title), named (also new names), full (also body); auto: the least that suffices")
     ] = "auto",
     min_stated: Annotated[
-        float, typer.Option(help="Share of what the tests need and no file tells that a query must state (0 to 1)")
+        float, typer.Option(help="Share (0 to 1) of what the tests need but no file tells that a query must state")
     ] = 0.8,
     corpus: CorpusOption = None,
     training: TrainingOption = None,
@@ -73,10 +75,10 @@ def build(
     backend: BackendOption = "namespace",
     json_: JsonOption = False,
 ) -> None:
-    """Turn commits whose tests fail before and pass after into a benchmark, with queries as people ask them.
+    """Make a benchmark from commits whose tests fail before and pass after them, with queries as people ask them.
 
-    A commit that a recorded session wrote gets the user's own first message; others get the title of their commit or
-    merge. Interrupt it whenever you like, the same command goes on. Tasks are locked in OUT/benchmark.lock.
+    A commit that a recorded session wrote gets the user's own first message as query; others get the title of their
+    commit or merge. If interrupted, the same command continues. Tasks are locked in OUT/benchmark.lock.
 
         woodshed benchmark build ~/src/mine --out my-bench --trajectories runs/serve/trajectories
     """
@@ -107,8 +109,10 @@ def build(
 def refresh(
     folder: FolderArgument,
     source: Annotated[list[str] | None, typer.Option(help="Repository; default: those of the last build")] = None,
-    since: Annotated[str, typer.Option(help="Date of new commits (YYYY-MM-DD); default: of the newest task")] = "",
-    most: Annotated[int, typer.Option(min=0, help="Tasks to keep in use, the newest; 0: all")] = 0,
+    since: Annotated[
+        str, typer.Option(help="Use commits from this date on (YYYY-MM-DD); default: date of the newest task")
+    ] = "",
+    most: Annotated[int, typer.Option(min=0, help="Number of tasks to keep in use, the newest; 0: all")] = 0,
     retire_before: Annotated[str, typer.Option(help="Retire tasks of commits before this date (YYYY-MM-DD)")] = "",
     trajectories: TrajectoriesOption = None,
     journal: JournalOption = None,
@@ -155,7 +159,7 @@ def show(
     task: Annotated[str, typer.Argument(help="Folder name of one task")] = "",
     json_: JsonOption = False,
 ) -> None:
-    """Print the tasks of a benchmark beside published statistics, or one task with its queries and its solution.
+    """Print the tasks of a benchmark with published statistics to compare, or one task with its queries and solution.
 
     Exit code 2 if a task was changed since it was locked.
     """
@@ -184,12 +188,12 @@ def accept(
     folder: FolderArgument,
     task: Annotated[str, typer.Argument(help="Folder name of the task")],
     files: Annotated[Path, typer.Argument(help="Folder with the changed files, at their paths in the workspace")],
-    origin: Annotated[str, typer.Option(help="Where the solution is from")] = "by hand",
+    origin: Annotated[str, typer.Option(help="Where the solution comes from")] = "by hand",
     backend: BackendOption = "namespace",
 ) -> None:
-    """Grade another solution of a task, and keep it beside the reference if it passes every required test.
+    """Grade another solution of a task, and store it in addition to the reference if it passes every required test.
 
-    Exit code 1 if it does not.
+    Exit code 1 if it does not pass.
     """
     from woodshed.evaluate.builder.accepted import offer
     from woodshed.evaluate.builder.lock import BenchmarkError, verified

@@ -16,24 +16,24 @@ from .tasks import _fail
 
 def boxes(
     backend: Annotated[
-        str, typer.Option(help="What isolates a box; woodshed probe says what works here")
+        str, typer.Option(help="Sandbox backend; woodshed probe says which ones work here")
     ] = "namespace",
     host: Annotated[str, typer.Option(help="Address to listen on")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port")] = 9100,
     key: Annotated[
-        Path | None, typer.Option("--admin-key-file", help="File with the key; else WOODSHED_ADMIN_KEY")
+        Path | None, typer.Option("--admin-key-file", help="File with the key; default: WOODSHED_ADMIN_KEY")
     ] = None,
     state: Annotated[Path | None, typer.Option(help="Folder for layers and logs; default in the cache")] = None,
-    max_boxes: Annotated[int | None, typer.Option(min=1, help="Boxes alive at once; later ones wait")] = None,
+    max_boxes: Annotated[int | None, typer.Option(min=1, help="Maximum number of boxes at once; others wait")] = None,
     lease: Annotated[float, typer.Option(help="Seconds after which a silent client loses its boxes")] = 60.0,
     set: Annotated[
         list[str] | None, typer.Option("--set", help="Another field of the table sandbox: --set keep_memory=2147483648")
     ] = None,
 ) -> None:
-    """Make boxes on this machine for runs on others (sandbox.hosts of their recipe).
+    """Make boxes on this machine for runs on other machines (sandbox.hosts of their recipe).
 
-    Whoever has the key runs programs in boxes here. It travels in the clear: use a private network, or put a proxy with
-    TLS in front.
+    Whoever has the key can run programs in boxes here. The key is sent unencrypted: use a private network, or put a
+    proxy with TLS in front.
 
         openssl rand -hex 32 > key; woodshed boxes --host 10.0.0.5 --admin-key-file key
     """
@@ -72,12 +72,12 @@ app = typer.Typer(
 @app.command()
 def debian(
     packages: Annotated[
-        list[str], typer.Argument(help="Debian packages, NAME or NAME=VERSION; essential ones come too")
+        list[str], typer.Argument(help="Debian packages, NAME or NAME=VERSION; essential ones are added")
     ],
     suite: Annotated[str, typer.Option(help="Release such as bookworm or trixie; default: the machine's own")] = "",
-    refresh: Annotated[bool, typer.Option("--refresh", help="Make it anew from what the mirror has now")] = False,
+    refresh: Annotated[bool, typer.Option("--refresh", help="Make it again from the mirror's current state")] = False,
 ) -> None:
-    """Make a root of Debian packages and all that they need, for example: woodshed roots debian python3 git gcc.
+    """Make a root of Debian packages and their dependencies, for example: woodshed roots debian python3 git gcc.
 
     Prints its name, which is the hash of its contents. The same request gives the same root until --refresh.
     """
@@ -91,18 +91,19 @@ def debian(
 @app.command()
 def harbor(
     folder: Annotated[Path, typer.Argument(help="environment/ folder of a Harbor task, with a Dockerfile")],
-    base: Annotated[str, typer.Option(help="Debian release to take in place of the image that the file names")] = "",
+    base: Annotated[str, typer.Option(help="Debian release to use instead of the image that the file names")] = "",
     minimal: Annotated[
         bool, typer.Option("--minimal", help="Only a shell, coreutils and tar besides what the file installs")
     ] = False,
-    allow: Annotated[list[str] | None, typer.Option(help="Host that RUN may reach (again for more); else none")] = None,
+    allow: Annotated[list[str] | None, typer.Option(help="Host that RUN may reach; repeatable; default: none")] = None,
     allow_private: Annotated[
         bool, typer.Option("--allow-private", help="Hosts in --allow may have addresses that are not public")
     ] = False,
 ) -> None:
     """Make a root from a simple Dockerfile: FROM a Debian or Python image, apt-get, COPY, RUN, ENV, WORKDIR.
 
-    apt-get becomes packages of the root, every other command runs in a box. What cannot be followed is named by line.
+    Packages of apt-get become packages of the root, every other command runs in a box. Lines that cannot be followed
+    are reported.
     """
     from woodshed.sandbox import open_backend
     from woodshed.sandbox.images.harbor import build_harbor
@@ -124,7 +125,7 @@ def harbor(
 
 @app.command("list")
 def list_() -> None:
-    """List the roots of this machine, what they were made from, and where they lie."""
+    """List the roots of this machine, what they were made from, and where they are stored."""
     from woodshed.sandbox.images.store import RootStore
 
     store = RootStore()

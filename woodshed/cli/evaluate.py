@@ -44,28 +44,29 @@ def run(
         list[str],
         typer.Argument(
             metavar="POLICY...",
-            help="Run directory (its final policy; RUN:sft for a stage's), checkpoint folder, or URL#MODEL of an "
-            "OpenAI-compatible server; NAME=POLICY names it",
+            help="Run directory (its final policy; RUN:sft for the policy of a stage), checkpoint folder, or URL#MODEL "
+            "of an OpenAI-compatible server; NAME=POLICY names it",
         ),
     ],
     suite: Annotated[
         list[str],
         typer.Option(
             help="Folder of tasks, run directory (its held-out tasks), quixbugs:PATH, exercism:PATH, humaneval:PATH, "
-            "refactorbench:PATH, cruxeval:PATH, cruxeval-input:PATH, cheats, interaction, my_module:my_suite; again "
-            "for several"
+            "refactorbench:PATH, cruxeval:PATH, cruxeval-input:PATH, cheats, interaction, my_module:my_suite; "
+            "repeatable"
         ),
     ],
-    out: Annotated[Path, typer.Option(help="Folder of this evaluation; the same command goes on in it")],
-    samples: Annotated[int, typer.Option("--samples", "-k", min=1, help="Episodes of each task and policy")] = 1,
+    out: Annotated[Path, typer.Option(help="Folder of this evaluation; the same command continues it")],
+    samples: Annotated[int, typer.Option("--samples", "-k", min=1, help="Episodes per task and policy")] = 1,
     temperature: Annotated[
         str, typer.Option(help="Sampling temperature; several (0.3,0.6,1.0) or 'sweep' with --development")
     ] = "1.0",
     development: Annotated[
-        str, typer.Option(help="Where each policy's temperature is chosen: a share of the tasks (0.2) or a suite")
+        str,
+        typer.Option(help="Tasks on which each policy's temperature is chosen: a share of the tasks (0.2) or a suite"),
     ] = "",
-    limit: Annotated[int, typer.Option(min=0, help="Tasks of each suite, drawn by name; 0 takes all")] = 0,
-    split: Annotated[str, typer.Option(help="Which tasks of folders: heldout, train, ... or all")] = "heldout",
+    limit: Annotated[int, typer.Option(min=0, help="Maximum number of tasks per suite, chosen by name; 0: all")] = 0,
+    split: Annotated[str, typer.Option(help="Split of the tasks in folders: heldout, train, ... or all")] = "heldout",
     agent: Annotated[
         list[str] | None,
         typer.Option(
@@ -77,24 +78,26 @@ def run(
         list[str] | None,
         typer.Option(
             "--open",
-            help="Host that boxes may reach (HOST, *.DOMAIN, HOST:PORT) in a second arm of every policy, compared with "
-            "the first; without it boxes have no network",
+            help="Host that boxes may reach (HOST, *.DOMAIN, HOST:PORT) in a second arm of every policy, which is "
+            "compared with the first; boxes of the first arm have no network; repeatable",
         ),
     ] = None,
     baseline: Annotated[
         list[str] | None,
         typer.Option(
-            help="Policy to compare with, by name, the best of several if given again; default: the first. Policies "
-            "named NAME@0, NAME@1, ... are seeds: each is compared within its seed, and all of them pooled"
+            help="Name of the policy to compare with; if given several times, the best of them; default: the first. "
+            "Policies named NAME@0, NAME@1, ... are seeds: each is compared within its seed, and all of them pooled"
         ),
     ] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Episodes at the same time; default: two for a core")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Episodes at the same time; default: two per core")] = None,
     max_tokens_total: Annotated[
-        int | None, typer.Option(min=1, help="Start no episode once so many tokens are used up")
+        int | None, typer.Option(min=1, help="Start no further episode once this many tokens are used")
     ] = None,
-    max_minutes: Annotated[float | None, typer.Option(min=0.01, help="Start no episode after so many minutes")] = None,
+    max_minutes: Annotated[
+        float | None, typer.Option(min=0.01, help="Start no further episode after this many minutes")
+    ] = None,
     price: Annotated[
-        list[str] | None, typer.Option(help="NAME=CONTEXT/SAMPLED, dollars per million tokens; again for several")
+        list[str] | None, typer.Option(help="NAME=CONTEXT/SAMPLED, in dollars per million tokens; repeatable")
     ] = None,
     key_env: Annotated[str, typer.Option(help="Environment variable with the key of the servers at URLs")] = "",
     across_harnesses: Annotated[
@@ -102,19 +105,19 @@ def run(
     ] = False,
     axis: Annotated[
         list[str] | None,
-        typer.Option(help="my_module:my_function, a reward term to measure beside correctness; again for several"),
+        typer.Option(help="my_module:my_function, a reward term to measure in addition to correctness; repeatable"),
     ] = None,
     judge: Annotated[
         str, typer.Option(help="URL#MODEL that reads every episode and judges change, message and intent")
     ] = "",
     judge_key_env: Annotated[str, typer.Option(help="Environment variable with the key of the judge's server")] = "",
-    seed: Annotated[int, typer.Option(help="Decides sampling seeds and the resampling of tasks")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of sampling and of the resampling of tasks")] = 0,
     catalogue: Annotated[str, typer.Option(help="Other catalogue, for the test runner of suites that are built")] = "",
     json_: JsonOption = False,
 ) -> None:
     """Run policies on suites: pass@1 with intervals, pass@k, paired differences, cost, cheats, quality, interaction.
 
-    Every finished episode is stored once: interrupt it, kill it, give the same command again. Writes results.json and
+    Every finished episode is stored once: if interrupted or killed, the same command continues. Writes results.json and
     results.html into --out.
 
         woodshed evaluate runs/laptop:sft runs/laptop --suite runs/laptop -k 8 --out compared
@@ -171,13 +174,13 @@ def run(
 @app.command()
 def regrade(
     folder: Annotated[Path, typer.Argument(help="Folder of an evaluation (--out)")],
-    jobs: Annotated[int | None, typer.Option(min=1, help="Boxes at the same time; default: one for a core")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Boxes at the same time; default: one per core")] = None,
     backend: BackendOption = "namespace",
     json_: JsonOption = False,
 ) -> None:
-    """Grade stored submissions again without running agents: after a task or a grader was corrected.
+    """Grade stored submissions again without running agents, after a task or a grader was corrected.
 
-    Tasks are read from where they lay. First outcomes are kept; results count the newest ones. Exit code 1 if an
+    Tasks are read from their recorded paths. First outcomes are kept; results count the newest ones. Exit code 1 if an
     episode could not be graded again.
     """
     import json
@@ -207,8 +210,8 @@ def regrade(
 
 @app.command()
 def plan(
-    difference: Annotated[float, typer.Option(help="Difference in pass@1 that shall be seen")] = 0.05,
-    power: Annotated[float, typer.Option(help="Probability of seeing it")] = 0.8,
+    difference: Annotated[float, typer.Option(help="Difference in pass@1 to detect")] = 0.05,
+    power: Annotated[float, typer.Option(help="Probability of detecting it")] = 0.8,
     rate: Annotated[float, typer.Option(help="Assumed pass@1 of the baseline")] = 0.5,
     task_sd: Annotated[
         float, typer.Option(help="Assumed standard deviation of pass rates over tasks, of one policy")
@@ -219,10 +222,12 @@ def plan(
     from_: Annotated[
         Path | None, typer.Option("--from", help="Take these from an earlier evaluation (its folder) instead")
     ] = None,
-    tasks: Annotated[int, typer.Option(min=0, help="Tasks that there are; also says what these can show")] = 0,
+    tasks: Annotated[
+        int, typer.Option(min=0, help="Number of available tasks; also prints which difference these can show")
+    ] = 0,
     json_: JsonOption = False,
 ) -> None:
-    """Say how many tasks and samples an evaluation needs to see a difference, and how large noise alone is.
+    """Print how many tasks and samples an evaluation needs to detect a difference, and how large noise alone is.
 
     woodshed evaluate plan --difference 0.05 --power 0.8 --rate 0.4
 

@@ -35,34 +35,36 @@ def install(
     sources: Annotated[
         list[str],
         typer.Argument(
-            help="pypi:NAME==VERSION, npm:NAME@VERSION, a folder or a repository (path or URL), both perhaps @COMMIT"
+            help="pypi:NAME==VERSION, npm:NAME@VERSION, or a folder or repository (path or URL), optionally @COMMIT"
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder that receives one folder for each install")],
     policy: PolicyOption = None,
     model: ModelOption = "policy",
     key_env: KeyOption = "OPENAI_API_KEY",
-    judge: Annotated[bool, typer.Option(help="The policy also judges outputs; it can only refuse")] = False,
+    judge: Annotated[bool, typer.Option(help="The policy also judges outputs; it can only reject")] = False,
     tests: TestsOption = None,
     code: CodeOption = None,
-    needs: Annotated[list[str] | None, typer.Option(help="Package that nobody states and rules shall install")] = None,
+    needs: Annotated[
+        list[str] | None, typer.Option(help="Package that the source does not name and the rules shall install")
+    ] = None,
     root: RootOption = None,
     markers: MarkersOption = "",
     passing_share: Annotated[
-        float, typer.Option(min=0.01, max=1, help="Share of the tests that ran that has to pass, by rule")
+        float, typer.Option(min=0.01, max=1, help="Minimum share of the executed tests that must pass, by rule")
     ] = 0.8,
     tasks: Annotated[
-        Path | None, typer.Option(help="Folder that receives a task of each install: to set the repository up")
+        Path | None, typer.Option(help="Folder that receives a task for each install: to set the repository up")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Decides which three of the goals are the targets")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed that chooses the three targets among the goals")] = 0,
     catalogue: Annotated[str, typer.Option(help="Other catalogue, for the test runner")] = "",
     backend: BackendOption = "namespace",
     json_: JsonOption = False,
 ) -> None:
     """Find out how to set repositories up: goals, a recipe that reaches three of them, proved by replaying it.
 
-    Without --policy both roles are played by rules over the project's own files. Use the result with
-    `woodshed tasks build SOURCE --install OUT`. With --tasks each install becomes a task as well, whose solution is the
+    Without --policy, rules over the project's own files play both roles. Use the result with
+    `woodshed tasks build SOURCE --install OUT`. With --tasks each install also becomes a task, whose solution is the
     recipe. Exit code 1 if a source was discarded, 2 if nothing could start.
     """
     from woodshed.tasks.install.command import InstallWishes, PolicyPlace, install_sources
@@ -110,7 +112,7 @@ def install(
 
 @app.command()
 def remove(
-    sources: Annotated[list[str], typer.Argument(help="As of `tasks build`")],
+    sources: Annotated[list[str], typer.Argument(help="Sources as for `tasks build`")],
     out: Annotated[Path, typer.Option(help="Folder that receives one task directory each")],
     policy: Annotated[str, typer.Option(help="URL of an OpenAI-compatible server, such as a gateway")],
     model: ModelOption = "policy",
@@ -124,8 +126,8 @@ def remove(
 ) -> None:
     """Have a policy remove features, and keep what passes the gates of every other deletion.
 
-    Interrupt it whenever you like: the same command continues and asks for nothing twice. Exit code 1 if a source could
-    not be used or no task was kept.
+    If interrupted, the same command continues and asks for nothing twice. Exit code 1 if a source could not be used or
+    no task was kept.
     """
     from woodshed.tasks.generators.packages.report import BuildReport
     from woodshed.tasks.install.command import PolicyPlace
@@ -158,7 +160,7 @@ def _key(variable: str) -> str:
 
 
 def text_of(outcomes: Sequence[Outcome]) -> str:
-    """A line for each source, below it its targets, what was resolved and what is worth knowing."""
+    """Return a line for each source, followed by its targets, the resolved packages, and notes."""
     return "\n".join(line for outcome in outcomes for line in _lines(outcome))
 
 

@@ -51,11 +51,11 @@ def run(
     ],
     out: Annotated[Path | None, typer.Option(help="Run directory; default runs/NAME of the recipe")] = None,
     set: Annotated[list[str] | None, typer.Option("--set", help="Override a field: --set rl.group_size=16")] = None,
-    fresh: Annotated[bool, typer.Option(help="Throw away an earlier run in that directory")] = False,
+    fresh: Annotated[bool, typer.Option(help="Delete an earlier run in that directory")] = False,
 ) -> None:
     """Run a recipe from start to report, or continue it where it was.
 
-    Interrupt with Ctrl-C and give the same command again: finished stages are kept, RL goes on at its last step.
+    After Ctrl-C the same command continues: finished stages are kept, and RL resumes at its last step.
     """
     from woodshed.run.run import RunError, run_recipe
 
@@ -109,7 +109,7 @@ def serve(
     format: Annotated[
         str | None,
         typer.Option(
-            help="Chat format where the directory does not tell: compact, hermes, qwen3_coder, llama3, kimi_k2, or "
+            help="Chat format, if the directory does not name it: compact, hermes, qwen3_coder, llama3, kimi_k2, or "
             "module:Class of your own"
         ),
     ] = None,
@@ -118,8 +118,8 @@ def serve(
         str,
         typer.Option(
             metavar="sampled|raw",
-            help="Log-probabilities told where a request has no logprobs_mode: of the sampling distribution, or of the "
-            "policy itself",
+            help="Log-probabilities returned if a request has no logprobs_mode: of the sampling distribution, or of "
+            "the policy itself",
         ),
     ] = "sampled",
     set: Annotated[
@@ -132,18 +132,18 @@ def serve(
 
         curl -s localhost:8000/admin/trajectories -H "authorization: Bearer $ADMIN" -d '{"id": "first"}'
 
-    --set takes the server's settings by name, those of the engine with engine. before it:
+    --set takes the server's settings by name, and those of the engine with the prefix engine.:
 
-        --set max_tokens=4096             tokens of a reply where a client does not say
+        --set max_tokens=4096             tokens of a reply if a client gives no limit
         --set engine.context=8192         longest prompt and reply together
         --set engine.threads=2            threads on a CPU
         --set engine.dtype=bfloat16       number format of weights and cache
-        --set engine.speculate=off        no guessing ahead
+        --set engine.speculate=off        no speculative decoding
 
     Temperature, top_p, top_k, min_p, seed and logit_bias come with each request, or with the key (terms). So do
     presence_penalty, frequency_penalty and repetition_penalty, which trajectories for training (source train) refuse.
 
-    One engine is part of the server. Several are programs of their own, with the same admin key:
+    A single engine is part of the server. Several engines are programs of their own, with the same admin key:
 
         export WOODSHED_ADMIN_KEY=$(openssl rand -hex 32)
         woodshed engine POLICY --port 9001 & woodshed engine POLICY --port 9002 &
@@ -174,8 +174,8 @@ def engine(
     host: Annotated[str, typer.Option(help="Address to listen on")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port; 0 takes a free one")] = 9001,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
-    gpu: Annotated[int, typer.Option(min=0, help="Which GPU where there are several")] = 0,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch on a CPU")] = None,
+    gpu: Annotated[int, typer.Option(min=0, help="Number of the GPU, if there are several")] = 0,
+    threads: Annotated[int | None, typer.Option(min=1, help="Number of torch threads on a CPU")] = None,
     set: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="FIELD=VALUE", help="Any other setting: --set engine.context=8192"),
@@ -183,7 +183,7 @@ def engine(
 ) -> None:
     """Sample tokens for gateways (woodshed serve --engines), as a program of its own.
 
-    SIGTERM drains: nothing new is taken, what runs is finished, and the gateway sends the rest to other engines.
+    SIGTERM drains: running requests are finished, new ones are refused, and the gateway sends them to other engines.
     """
     from woodshed.engine.remote.service import main
     from woodshed.engine.settings import EngineServerSettings
@@ -205,7 +205,8 @@ def engine(
 
 
 def _admin_key() -> str:
-    """Where the admin key of a server is: in the environment, or made up and shown once."""
+    """Return the text that tells the user the admin key of a server: a reference to the environment variable, or a
+    random key, which is set there and shown only once."""
     import secrets
 
     if os.environ.get("WOODSHED_ADMIN_KEY"):
@@ -229,13 +230,13 @@ def report(run: Annotated[Path, typer.Argument(help="Run directory")]) -> None:
 def recipe(
     path: Annotated[Path, typer.Argument(help="Name of a built-in recipe, or a file", readable=False)],
     set: Annotated[list[str] | None, typer.Option("--set", help="Override a field; implies --all")] = None,
-    all: Annotated[bool, typer.Option("--all", help="Print every field with its value, defaults too")] = False,
+    all: Annotated[bool, typer.Option("--all", help="Print every field with its value, including defaults")] = False,
 ) -> None:
     """Check a recipe and print it.
 
-    A recipe of your own:  woodshed recipe laptop > mine.toml
+    To start your own recipe:  woodshed recipe laptop > mine.toml
 
-    Every field that there is:  woodshed recipe laptop --all
+    To see every field:  woodshed recipe laptop --all
     """
     from woodshed.recipe.load import RecipeError, dump_recipe, find_recipe, load_recipe
 
@@ -257,13 +258,13 @@ def exploits(
 
     More than a hundred small policies act in real sandboxes like an agent: they tamper with tests, plant conftest files
     and bytecode, exit early, forge results, search for the solution, exhaust the box. Each is then graded as usual. Two
-    controls say whether the grader works at all: the honest fix (solution/) has to be rewarded, doing nothing not.
+    controls show whether the grader works at all: the honest fix (solution/) must be rewarded, doing nothing must not.
 
     Try it on tasks of a run:  woodshed exploits runs/laptop/tasks/synthetic-heldout/0
 
     Only one kind, as data:  woodshed exploits my-task --only leak --json matrix.json
 
-    Exit code: 0 where every exploit is rejected and both controls are right, 1 where not, 2 for a wrong argument.
+    Exit code: 0 if every exploit is rejected and both controls are right, 1 if not, 2 for a wrong argument.
     """
     from woodshed.run.exploits import ExploitsError, attack
 
@@ -282,8 +283,8 @@ def monitors(
 ) -> None:
     """Show what looked like reward hacking in a run: tampered tests, looked-up solutions, special-cased answers, ...
 
-    Monitors flag and count. What follows from a finding in training stands in the recipe: flag (nothing), quarantine
-    (the rollout is left out), fail (its outcome is taken back), off:
+    Monitors flag and count. The recipe sets what a finding causes in training: flag (nothing), quarantine (the rollout
+    is left out), fail (its outcome counts as failed), off:
 
         woodshed run laptop --set rl.monitors.special_casing=quarantine
     """
@@ -308,10 +309,10 @@ def probe(
         ),
     ] = None,
     attack: Annotated[
-        bool, typer.Option("--attack", help="Also try some fifty ways out of a box on every backend that works.")
+        bool, typer.Option("--attack", help="Also try about fifty ways out of a box on every backend that works.")
     ] = False,
 ) -> None:
-    """Say what this machine can do: sandbox backends and why not, limits in force, GPU."""
+    """Report what this machine supports: sandbox backends (with reasons if not), enforced limits, GPU."""
     from woodshed.attacks.probe import print_probe
 
     raise typer.Exit(print_probe(Console(), backends or (), attack=attack))

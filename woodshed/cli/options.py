@@ -1,4 +1,4 @@
-"""Options that several commands of ``woodshed tasks`` share, with one meaning and one help text."""
+"""Options that several commands share, with the same meaning and the same help text."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import typer
 if TYPE_CHECKING:
     from woodshed.tasks.pipeline.pin import Wishes
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead")]
-ParallelOption = Annotated[int | None, typer.Option(min=1, help="Boxes at the same time; default: one for each core")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text")]
+ParallelOption = Annotated[int | None, typer.Option(min=1, help="Boxes at the same time; default: one per core")]
 BackendOption = Annotated[str, typer.Option(help="Sandbox backend")]
 TestsOption = Annotated[list[str] | None, typer.Option(help="Where the tests are, if they are not found")]
 CodeOption = Annotated[list[str] | None, typer.Option(help="Where the code under test is, if it is not found")]
-NeedsOption = Annotated[list[str] | None, typer.Option(help="Package that the tests need and nobody states")]
-RootOption = Annotated[list[str] | None, typer.Option(help="Import root, such as packages/core/src; again for several")]
+NeedsOption = Annotated[list[str] | None, typer.Option(help="Package that the tests need and the source does not name")]
+RootOption = Annotated[list[str] | None, typer.Option(help="Import root, such as packages/core/src; repeatable")]
 MarkersOption = Annotated[
     str, typer.Option("--markers", "-m", help="Which tests, as for pytest's -m; default: what the project says")
 ]
-SuiteSecondsOption = Annotated[float, typer.Option(min=1, help="Limit of one run of a whole suite")]
+SuiteSecondsOption = Annotated[float, typer.Option(min=1, help="Time limit of one run of a whole suite")]
 InstallOption = Annotated[Path | None, typer.Option(help="Folder of installs, as `tasks install` makes it")]
 
 
@@ -37,7 +37,7 @@ def wishes_of(
     root: list[str] | None,
     markers: str,
 ) -> Wishes:
-    """What a person adds to what is found in a source."""
+    """Return the user's options that complement what is found in a source."""
     from woodshed.tasks.pipeline.pin import Wishes
 
     return Wishes(tuple(code or ()), tuple(tests or ()), tuple(needs or ()), install, roots_of(root), markers)

@@ -26,13 +26,13 @@ def rate(
     folders: Annotated[list[Path], typer.Argument(help="Task directories, or folders of them")],
     policy: Annotated[Path | None, typer.Option(help="Hugging Face directory of the policy to run")] = None,
     from_: Annotated[
-        Path | None, typer.Option("--from", help="Run directory: rate by the rollouts that it has stored, run nothing")
+        Path | None, typer.Option("--from", help="Run directory whose stored rollouts are used, without running any")
     ] = None,
-    rollouts: Annotated[int, typer.Option("--rollouts", "-k", min=1, help="Rollouts of each task")] = 8,
+    rollouts: Annotated[int, typer.Option("--rollouts", "-k", min=1, help="Rollouts per task")] = 8,
     split: Annotated[str, typer.Option(help=f"Which tasks to run the policy on: {', '.join(SPLITS)}")] = "train",
     recipe: Annotated[
         Path | None,
-        typer.Option(help="Recipe whose harness, limits and boxes are used; default: that of the run POLICY lies in"),
+        typer.Option(help="Recipe whose harness, limits and boxes are used; default: that of the run with POLICY"),
     ] = None,
     set: Annotated[list[str] | None, typer.Option("--set", help="Override a field of the recipe")] = None,
     store: Annotated[
@@ -40,11 +40,11 @@ def rate(
     ] = None,
     json_: JsonOption = False,
 ) -> None:
-    """Measure how often a policy solves each task, and note it beside the task (history.jsonl).
+    """Measure how often a policy solves each task, and store the rating with the task (history.jsonl).
 
-    With --policy the policy is served and run as an evaluation runs it. Interrupt it whenever you like, the same
-    command continues. With --from the evaluations and training groups of a run are used. Ratings are added, never
-    replaced: `woodshed tasks show` prints all of a task, `stats` how each policy does, `refresh` acts on them.
+    With --policy the policy is served and run as in an evaluation; if interrupted, the same command continues. With
+    --from the evaluations and training groups of a run are used. Ratings are added, never replaced:
+    `woodshed tasks show` prints those of a task, `stats` those of each policy, and `refresh` acts on them.
 
         woodshed tasks rate my-tasks --policy runs/mine/policy/final -k 8
 
@@ -89,28 +89,29 @@ def refresh(
     folder: Annotated[Path, typer.Argument(help="Folder of rated tasks, as `tasks build` makes it")],
     out: Annotated[Path, typer.Option(help="Folder that receives the harder tasks, such as FOLDER/harder")],
     too_easy: Annotated[
-        float, typer.Option(help="A task is too easy where the 95 % interval of its pass rate lies above this")
+        float, typer.Option(help="A task is too easy if the 95 % interval of its pass rate is above this")
     ] = 0.6,
     unsolved: Annotated[
-        int, typer.Option(min=1, help="Rollouts of all policies after which a task that nobody solved is checked")
+        int, typer.Option(min=1, help="Rollouts, over all policies, after which a task that none solved is checked")
     ] = 8,
     way: Annotated[
         list[str] | None,
         typer.Option(
             help="How to harden, in this order: cone (delete more around it), combine (several changes in one), terse "
-            "(tell less); again for several; default: all"
+            "(tell less); repeatable; default: all"
         ),
     ] = None,
     parallel: ParallelOption = None,
     backend: BackendOption = "namespace",
     json_: JsonOption = False,
 ) -> None:
-    """Refresh training tasks by their ratings: harden or retire what is too easy, check what nobody solves.
+    """Refresh training tasks by their ratings: harden or retire too easy tasks, check tasks that no policy solves.
 
-    Harder tasks are new ones, with new names, made from the same locked sources and through every gate; what they were
-    made from is retired. A task that nobody solved has its gates run again: it is quarantined if they hold, else
-    broken. Nothing is moved or deleted: marks are noted beside the task, and runs leave out what is not in use. A
-    quarantined task comes back once a policy has solved it. Interrupt it whenever you like, the same command continues.
+    Harder tasks are new tasks with new names, made from the same locked sources and checked with every gate; the tasks
+    that they were made from are retired. The gates of a task that no policy solved are run again: it is marked as
+    quarantined if they pass, else as broken. Nothing is moved or deleted: marks are stored with the task, and runs
+    leave out tasks that are not in use. A quarantined task is used again once a policy has solved it. If interrupted,
+    the same command continues.
 
         woodshed tasks refresh my-tasks --out my-tasks/harder
     """

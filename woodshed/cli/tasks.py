@@ -53,8 +53,8 @@ def build(
     sources: Annotated[
         list[str],
         typer.Argument(
-            help="pypi:NAME==VERSION, npm:NAME@VERSION, a folder, or a git repository (path, URL), the last two "
-            "@COMMIT; exercism:PATH, humaneval:PATH, quixbugs:PATH, refactorbench:PATH; my_module:my_source"
+            help="pypi:NAME==VERSION, npm:NAME@VERSION, a folder or git repository (path or URL), optionally @COMMIT; "
+            "exercism:PATH, humaneval:PATH, quixbugs:PATH, refactorbench:PATH; my_module:my_source"
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder that receives one task directory each")],
@@ -63,11 +63,12 @@ def build(
         list[str] | None,
         typer.Option(
             help="mutate (one line), delete_function, delete_class, delete_methods, delete_feature, combine, replay "
-            "(of the commits of a git repository); again for several; default: all"
+            "(of the commits of a git repository); repeatable; default: all"
         ),
     ] = None,
     prompt: Annotated[
-        str, typer.Option(help="Of mutate tasks: terse, located (says which function is wrong) or pointed (which line)")
+        str,
+        typer.Option(help="For mutate tasks: terse, located (says which function is wrong) or pointed (which line)"),
     ] = "terse",
     level: Annotated[
         str, typer.Option(help="How much instructions tell: precise (interface), normal, terse, or mixed")
@@ -77,9 +78,9 @@ def build(
     ] = "",
     prompt_model: Annotated[str, typer.Option(help="Model name to ask it for")] = "policy",
     prompt_key_env: Annotated[str, typer.Option(help="Environment variable with its API key")] = "",
-    per_function: Annotated[int, typer.Option(min=1, help="Different changes tried on each function")] = 1,
+    per_function: Annotated[int, typer.Option(min=1, help="Number of changes tried on each function")] = 1,
     multi_file_share: Annotated[
-        float, typer.Option(min=0, max=0.99, help="Share of the deletions tried that must touch several files")
+        float, typer.Option(min=0, max=0.99, help="Share of the tried deletions that must touch several files")
     ] = 0.0,
     mutants: Annotated[int, typer.Option(min=0, help="Mutants of each solution, for its mutation score")] = 4,
     exploits: Annotated[int, typer.Option(min=0, help="Exploits tried on a task of each source")] = 4,
@@ -91,15 +92,17 @@ def build(
     suite_seconds: SuiteSecondsOption = 300.0,
     guard_seconds: Annotated[
         float,
-        typer.Option(min=0.1, help="Time of the tests that a task requires: the whole suite where that is enough"),
+        typer.Option(min=0.1, help="Maximum duration of the tests that a task requires; the whole suite if it fits"),
     ] = 10.0,
     min_mutation_score: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of the mutants that a task's tests must notice")
+        float, typer.Option(min=0, max=1, help="Minimum share of the mutants that a task's tests must detect")
     ] = 0.5,
     install: InstallOption = None,
     heldout_share: Annotated[float, typer.Option(min=0, max=1, help="Share of functions kept for evaluation")] = 0.2,
-    heldout: Annotated[list[str] | None, typer.Option(help="Source of which every function is kept for it")] = None,
-    seed: Annotated[int, typer.Option(help="Decides functions, kinds and changes")] = 0,
+    heldout: Annotated[
+        list[str] | None, typer.Option(help="Source whose functions are all kept for evaluation; repeatable")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed that chooses functions, kinds and changes")] = 0,
     catalogue: Annotated[str, typer.Option(help="Other catalogue of vetted packages and of the test runner")] = "",
     parallel: ParallelOption = None,
     backend: BackendOption = "namespace",
@@ -107,8 +110,8 @@ def build(
 ) -> None:
     """Turn packages and repositories with a pytest, mocha, tape or node:test suite into validated tasks.
 
-    Interrupt it whenever you like, the same command continues. What is built from is locked in OUT/sources.toml.
-    Exit code 1 if a source could not be used, 2 if none could.
+    If interrupted, the same command continues. The sources are locked in OUT/sources.toml. Exit code 1 if a source
+    could not be used, 2 if none could.
     """
     from pydantic import ValidationError
 
@@ -216,7 +219,7 @@ def show(
     json_: JsonOption = False,
     full: Annotated[bool, typer.Option(help="Do not shorten long diffs and lists of tests")] = False,
 ) -> None:
-    """Print a task for reading: instruction, what is broken, tests, where it is from, limits."""
+    """Print a task for reading: instruction, what is broken, tests, origin, limits."""
     from woodshed.record.task import Task, TaskError
     from woodshed.tasks.library.describe import describe
 
@@ -260,7 +263,7 @@ def export(
 ) -> None:
     """Write tasks as instances of SWE-bench or SWE-smith, with their commits in bare git repositories.
 
-    Tasks that are not graded by tests with ids have no such form and are named. Exit code 1 if none could be written.
+    Tasks that are not graded by tests with ids cannot be exported and are listed. Exit code 1 if none could be written.
     """
     from woodshed.record.task import TaskError
     from woodshed.tasks.find import task_folders
@@ -293,7 +296,7 @@ def import_(
         Path | None,
         typer.Option(help="Folder of git repositories, bare or not: OWNER__NAME.git, OWNER/NAME or NAME.git"),
     ] = None,
-    instance: Annotated[list[str] | None, typer.Option(help="Only the instance with this id; again for more")] = None,
+    instance: Annotated[list[str] | None, typer.Option(help="Only the instance with this id; repeatable")] = None,
     tests: TestsOption = None,
     code: CodeOption = None,
     needs: NeedsOption = None,
@@ -311,12 +314,11 @@ def import_(
     backend: BackendOption = "namespace",
     json_: JsonOption = False,
 ) -> None:
-    """Make task directories from instances: of our own exports again, or of SWE-bench and SWE-smith.
+    """Make task directories from instances: of our own exports, or of SWE-bench and SWE-smith.
 
-    The latter need --repositories and no image: their tests run in boxes with what the repository states that it needs,
-    and an instance whose tests do not behave there as it lists them is left out, with the reason. SWE-bench instances
-    are held out from training. Interrupt it whenever you like, the same command continues. Exit code 1 if there is no
-    task among them.
+    The latter need --repositories but no image: their tests run in boxes with the dependencies that the repository
+    states. An instance whose tests do not behave there as it lists them is left out, with the reason. SWE-bench
+    instances are held out from training. If interrupted, the same command continues. Exit code 1 if no task was made.
     """
     if repositories is not None:
         values = {
@@ -400,7 +402,8 @@ def _left_out(reasons: dict[str, str]) -> None:
 
 
 def _in_boxes(work: Callable[[Any, Any], Coroutine[Any, Any, T]], name: str, place: Path) -> T:
-    """Run ``work(backend, layers)``; what a person can put right ends the command with 2 and one message."""
+    """Run ``work(backend, layers)``; an error that a person can fix ends the command with exit code 2 and one
+    message."""
     from woodshed.harness.errors import EndpointLost
     from woodshed.record.cache import cache_directory
     from woodshed.record.fault import HostFault
@@ -433,7 +436,7 @@ def _in_boxes(work: Callable[[Any, Any], Coroutine[Any, Any, T]], name: str, pla
 
 
 def _print(text: str) -> None:
-    """Text of tasks and packages: without control characters, and never read as markup."""
+    """Print text of tasks and packages without control characters, and without interpreting it as markup."""
     sys.stdout.write(visible(text) + "\n")
 
 

@@ -17,10 +17,10 @@ T = TypeVar("T")
 class IdleClock:
     """Clock of the time in which a family of processes neither ran nor waited for a CPU.
 
-    It starts again at 0 when the family did so for at least half of an interval. So a program that is slow because
-    others compute too never runs out of time, and one that hangs does. The family is process ``root`` (default: this
-    one) with its descendants, without the calling thread where that only polls (``own`` is False). Without the kernel's
-    ``schedstat`` this is an ordinary clock.
+    It restarts at 0 when the family ran or waited for a CPU for at least half of an interval. So a program that is slow
+    because other programs compute too never runs out of time, but one that hangs does. The family is process ``root``
+    (default: this one) with its descendants; ``own=False`` leaves out the calling thread, for one that only polls.
+    Without the kernel's ``schedstat`` this is an ordinary clock.
     """
 
     def __init__(self, root: int | None = None, *, own: bool = True) -> None:
@@ -42,7 +42,7 @@ class IdleClock:
         return self.seconds
 
     def _wanted(self) -> dict[str, float]:
-        """Seconds that each thread of the family ran or waited for a CPU so far."""
+        """Return the seconds that each thread of the family has run or waited for a CPU so far, by thread id."""
         wanted: dict[str, float] = {}
         for pid in _family(self._root):
             try:
@@ -56,8 +56,8 @@ class IdleClock:
 
 
 async def unless_idle(work: Awaitable[T], seconds: float) -> T:
-    """Return the result of ``work``. Cancel it and raise TimeoutError when this process and its descendants were idle
-    for ``seconds``."""
+    """Return the result of ``work``. Cancel it and raise TimeoutError if this process and its descendants are idle for
+    more than ``seconds``."""
     task = asyncio.ensure_future(work)
     clock = IdleClock()
     try:

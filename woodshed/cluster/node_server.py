@@ -35,7 +35,7 @@ def source() -> str:
 
 
 def check_source(wanted: str) -> None:
-    """Raise OtherSource where ``wanted`` (``source()`` of another machine) is not what is installed here."""
+    """Raise OtherSource unless ``wanted`` (``source()`` of another machine) is installed here."""
     if (here := source()) != wanted:
         raise OtherSource(f"woodshed {here} is installed there, but the run uses {wanted}: install the same everywhere")
 
@@ -79,8 +79,7 @@ class NodeServer:
         return self._url
 
     def look(self) -> str:
-        """Restart the program where it died, on the same port; return its URL. Raises ProgramFailed where it keeps
-        dying."""
+        """Restart the program if it died, on the same port; return its URL. Raises ProgramFailed if it keeps dying."""
         self._supervisor.check()
         return self._url
 

@@ -27,7 +27,7 @@ log = logging.getLogger("woodshed.cluster.ray_placing")
 
 
 def connect(seconds: float) -> None:
-    """Connect to the cluster as a driver; end this process where none answers."""
+    """Connect to the cluster as a driver; end this process if no cluster answers."""
     import ray
 
     where = os.environ.get("RAY_ADDRESS")

@@ -58,12 +58,12 @@ class RayServers:
                 self._hear(node, server)
 
     def state(self) -> dict[str, dict[str, str]]:
-        """Contents of the file."""
+        """Return the contents of the file that ``ray_placing`` writes."""
         left_out = {node: f"{address}: {_says(why)}" for node, (address, why) in self._left_out.items()}
         return {"hosts": {node: s.url for node, s in self._servers.items() if s.url}, "left_out": left_out}
 
     def settled(self, *, late: bool) -> bool:
-        """True once every node's server has started or failed. When ``late``, one server that answers is enough.
+        """Return True once every node's server has started or failed. If ``late``, one server that answers is enough.
 
         Raises OtherSource if a node has another Woodshed, NoNodes if no node can run the program.
         """

@@ -27,7 +27,7 @@ def key_hash(key: str) -> bytes:
 
 
 class AdminKey:
-    """The key of a service's operator. Raises ValueError where it is too short."""
+    """The key of a service's operator. Raises ValueError if it is too short."""
 
     def __init__(self, key: str) -> None:
         if len(key) < 16:
@@ -99,12 +99,12 @@ CONTENT_TYPE = "text/plain; version=0.0.4"
 
 
 def metric(name: str, kind: str, about: str, value: float) -> list[str]:
-    """Lines of one metric."""
+    """Return the lines of one metric."""
     return [f"# HELP {name} {about}", f"# TYPE {name} {kind}", f"{name} {value}"]
 
 
 def engine_lines(stats: Mapping[str, Any]) -> list[str]:
-    """Lines of the numbers in an engine's ``stats()``."""
+    """Return the lines of the numbers in an engine's ``stats()``."""
     lines: list[str] = []
     for key, value in stats.items():
         if isinstance(value, (int, float)):

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 FATAL = "fatal: "
-"""Prefix of the line with which a program that ends deliberately begins its reason."""
+"""Prefix of the first line of the reason that a program prints before it ends deliberately."""
 
 _PROGRAMMING_ERRORS = (AttributeError, ImportError, NameError, NotImplementedError, SyntaxError, TypeError)
 """Exceptions for which a restart is pointless: it runs the same code."""
@@ -140,13 +140,13 @@ class Supervisor:
 
 
 def _error(program: Program) -> str:
-    """The error (type and message) of the traceback that a run ended with; empty where there is none."""
+    """Return the error (type and message) of the traceback that a run ended with; empty if there is none."""
     said = last_words(program.log, program.log_start, frames=1)
     return last_words(program.log, program.log_start) if said.startswith(_TRACEBACK) else ""
 
 
 def _is_deterministic(error: str, before: str) -> bool:
-    """Whether a start after ``error`` would end the same way. ``before``: the error of the run before, if any."""
+    """Return whether another start would end with the same error. ``before``: the error of the run before, if any."""
     name = error.partition(":")[0].partition("\n")[0]
     kind = getattr(builtins, name, None)
     if isinstance(kind, type) and issubclass(kind, _PROGRAMMING_ERRORS):

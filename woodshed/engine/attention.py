@@ -20,8 +20,8 @@ from .cache import RowCache
 from .row_attention import RowAttention
 
 LONG_CHUNK = 64
-"""From this many tokens on, a chunk's keys and values are copied as one block: half the time of copying token by token
-at this length, a quarter at 512."""
+"""Minimum length of chunks whose keys and values are copied as one block. This takes half the time of copying token by
+token at this length, a quarter at 512."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def places(
 
 
 class CausalMasks:
-    """Causal masks for chunks that start at any position, from one table: on a CPU views of it."""
+    """Causal masks for chunks at any start position, cut from one table (on a CPU as views)."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self.device, self.dtype = device, dtype
@@ -93,7 +93,7 @@ class StepAttention:
         self._ends: RowAttention | None = None
 
     def _scatter(self, start: int, stop: int, slots_NK: NDArray[np.int64]) -> None:
-        """Have keys and values of tokens ``[start, stop)`` of the step written one by one."""
+        """Register tokens ``[start, stop)`` of the step, whose keys and values are written token by token."""
         if stop > start:
             slots = torch.from_numpy(slots_NK[start:stop].reshape(-1)).to(self.cache.device)
             self._scattered.append((start, stop, slots))

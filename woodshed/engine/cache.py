@@ -23,9 +23,10 @@ class RowCache:
     """Rows of keys and values with the tokens they belong to.
 
     ``tokens`` int32 ``[R, T]`` holds each row's sequence; keys and values of its first ``lengths[row]`` tokens are
-    computed. ``oldest[row]`` is the oldest policy version among those. ``routes`` int16 ``[R, T, L, K]`` (-1 where
-    unknown) exists for mixtures of experts only and covers the first ``layers``; ``extra_layers`` hold only keys and
-    values. ``last`` ``[R, width]`` is the hidden state of each row's last computed position, if ``width`` is given.
+    computed. ``oldest[row]`` is the oldest policy version that computed any of them. ``routes`` int16 ``[R, T, L, K]``
+    (-1 where unknown) exists for mixtures of experts only and covers the first ``layers``; ``extra_layers`` hold only
+    keys and values. ``last`` ``[R, width]`` is the hidden state of each row's last computed position, if ``width`` is
+    given.
     Engine's thread only.
     """
 
@@ -69,8 +70,8 @@ class RowCache:
 
     @classmethod
     def of(cls, decoder: Decoder, settings: EngineSettings, *, context: int, mtp: bool) -> RowCache:
-        """An empty cache for a decoder; with ``mtp`` also for its MTP head, which needs one more layer and the last
-        hidden states."""
+        """Create an empty cache for a decoder; with ``mtp`` also for its MTP head, which needs one more layer and the
+        last hidden states."""
         config = decoder.config
         return cls(
             layers=config.num_layers,
@@ -92,7 +93,7 @@ class RowCache:
         return min(self.max_rows, self.budget // (rounded * self.token_bytes))
 
     def acquire(self, session: str | None, length: int) -> int | None:
-        """A row for a sequence of at most ``length`` tokens, marked busy; None if only busy rows are left.
+        """Return a row for a sequence of at most ``length`` tokens, marked busy; None if only busy rows are left.
 
         A session gets its own row back with its contents. If that row is busy (two concurrent requests of one
         session), the second request gets an anonymous row.

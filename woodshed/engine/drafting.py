@@ -26,8 +26,8 @@ from .settings import EngineSettings
 
 
 def draft_head(head: MtpHead | None, decoder: Decoder, settings: EngineSettings) -> MtpHead | None:
-    """The policy's MTP head in the decoder's device and dtype; None if the settings do not use it. Raises ValueError
-    if they require a head and there is none."""
+    """Return the policy's MTP head on the decoder's device and in its dtype; None if the settings do not use it.
+    Raises ValueError if they require a head and there is none."""
     if settings.speculate == "mtp" and head is None:
         raise ValueError("engine.speculate is 'mtp', but the policy has no MTP head (mtp.safetensors)")
     if settings.speculate not in ("auto", "mtp") or head is None:
@@ -53,8 +53,8 @@ class NgramDrafter:
 
 
 def continuation(tokens_T: NDArray[np.int32], count: int, longest: int, shortest: int) -> list[int]:
-    """The at most ``count`` tokens that followed the latest earlier occurrence of the last ``longest`` tokens, or of
-    fewer, down to ``shortest``."""
+    """Return at most ``count`` tokens that followed the latest earlier occurrence of the last ``longest`` tokens, or
+    else of fewer, down to ``shortest``; empty if none occurred earlier."""
     total = len(tokens_T)
     for length in range(min(longest, total - 1), shortest - 1, -1):
         ends = np.ones(total - length, np.bool_)  # ends[i]: the `length` tokens before i + length match
@@ -85,8 +85,8 @@ class MtpDrafter:
     def follow(
         self, attention: StepAttention, tokens: Tensor, positions: Tensor, hidden_ND: Tensor, firsts: list[int]
     ) -> None:
-        """Write the head's keys and values for a step of the network; ``firsts`` are the indices of the first token of
-        each of its rows."""
+        """Write the head's keys and values for a step of the network. ``firsts`` are the indices in the step of each
+        row's first token."""
         first = torch.tensor(firsts, device=hidden_ND.device)
         rows = torch.from_numpy(attention.rows).to(hidden_ND.device)
         before_ND = hidden_ND.roll(1, 0)

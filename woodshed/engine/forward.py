@@ -32,9 +32,9 @@ def token_reports(
     ids: Sequence[int],
     logprobs: Sequence[float],
 ) -> list[TokenReport | None]:
-    """One report per row; None for rows that have none. ``raw_BV`` are the policy's logits, ``adjusted_BV`` those that
-    were sampled from, ``logprobs`` those of the sampled ``ids``. Greedy rows report a point mass unless they request
-    ``raw_logprobs``."""
+    """Return one report per row, None for rows without one. ``raw_BV`` are the policy's logits, ``adjusted_BV`` the
+    logits that were sampled from, ``logprobs`` the log-probabilities of the sampled ``ids``. Greedy rows report a point
+    mass unless they request ``raw_logprobs``."""
     reports: list[TokenReport | None] = [None] * len(samplings)
     for raw in (False, True):
         rows = [
@@ -75,7 +75,7 @@ def _of_rows(
 @dataclass
 class Sampled:
     """The tokens that a step sampled for one request, at least one, with their log-probabilities and reports (None
-    where it asked for none)."""
+    if the request asked for none)."""
 
     request: Request
     tokens: list[int]
@@ -86,8 +86,8 @@ class Sampled:
 class Forward:
     """Runs steps of a decoder on a cache. Engine's thread only, in inference mode.
 
-    With ``record``, steps that only decode are recorded as graphs and replayed; not supported for experts and not with
-    ``mtp``. ``kernels`` compute instead of ``decoder`` where given.
+    With ``record``, steps that only decode are recorded as graphs and replayed; not supported with experts or ``mtp``.
+    ``kernels``, if given, compute instead of ``decoder``.
     """
 
     def __init__(
@@ -192,8 +192,8 @@ class Forward:
         return np.array([end for _, end in sorted(due)], np.int64)
 
     def _sample(self, hidden_ND: Tensor, due: list[tuple[Request, int, int]], last: dict[int, int]) -> list[Sampled]:
-        """Sample for ``due``: (request, index of its first position to sample at, number of positions). Corrects the
-        length of the cache row, and ``last``, where a drafted token was rejected."""
+        """Sample for ``due``: (request, index of its first position to sample at, number of positions). If a drafted
+        token was rejected, corrects the length of the cache row, and ``last``."""
         if not due:
             return []
         at = [first + i for _, first, width in due for i in range(width)]

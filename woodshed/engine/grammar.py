@@ -1,8 +1,8 @@
 """Grammars that constrain completions: each is compiled once and yields a set of allowed tokens per position.
 
 A grammar is text in the Lark dialect of llguidance (an optional dependency, imported on first use). The set of allowed
-next tokens depends only on the grammar and the tokens so far, so sets are not recorded: the trainer recomputes those of
-a recorded completion. Imports no torch.
+next tokens depends only on the grammar and the tokens so far, so sets are not recorded: the trainer recomputes them
+for a recorded completion. Imports no torch.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Grammars:
         return text in self._compiled
 
     def compile(self, text: str) -> None:
-        """Compile and remember a grammar, which may take seconds. Raises GrammarError with what is wrong with it."""
+        """Compile and remember a grammar, which may take seconds. Raises GrammarError if it is invalid."""
         self._compile(text)
 
     def start(self, text: str, stop_ids: Sequence[int]) -> Matcher:
@@ -142,8 +142,8 @@ class Matcher:
         return bits * 0 if self._matcher.is_error() else bits
 
     def allowed_after(self, draft: Sequence[int]) -> list[NDArray[np.uint8]]:
-        """``allowed`` now and after each token of ``draft``, all of which must be allowed. Leaves the matcher where it
-        was."""
+        """Return ``allowed`` now and after each token of ``draft``, all of which must be allowed. Does not advance the
+        matcher."""
         out = [self.allowed()]
         for token in draft:
             self.advance([token])
@@ -154,7 +154,7 @@ class Matcher:
 
     @property
     def problem(self) -> str:
-        """Why no token is allowed next."""
+        """Reason why no token is allowed next."""
         return self._problem() or "no token of the vocabulary fits"
 
     def _problem(self) -> str:

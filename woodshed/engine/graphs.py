@@ -20,29 +20,29 @@ from woodshed.policy.decoder import Decoder
 from .cache import RowCache
 
 Record = Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
-"""Records a function that computes on fixed memory; returns one that repeats it, into the same output tensor."""
+"""Records a function that computes on fixed memory; returns a function that replays it into the same output tensor."""
 
 LEAST_KEYS = 256
 """Smallest step between recorded lengths, in tokens."""
 MOST_IDLE = 4
-"""A graph may compute this many rows per row of the step; if it would compute more, the decoder computes the step."""
+"""Maximum number of rows that a graph may compute per row of the step; beyond it, the decoder computes the step."""
 MOST_SIZES = 128
 """Maximum number of recordings; the oldest is dropped first."""
 
 
 def why_not(decoder: Decoder, *, drafts: bool) -> str | None:
-    """Why this decoder's steps cannot be recorded, or None if they can."""
+    """Return the reason why this decoder's steps cannot be recorded, None if they can."""
     if decoder.config.num_experts:
         return "the policy has experts, and how many tokens each of them gets differs from step to step"
     if drafts:
-        return "the policy's own head drafts, and reads every step; set engine.speculate to 'off' or 'ngram'"
+        return "the policy's MTP head drafts and reads every step; set engine.speculate to 'off' or 'ngram'"
     if decoder.device.type != "cuda":
         return f"the engine computes on {decoder.device.type}: graphs need a GPU"
     return None
 
 
 def record_on_gpu(compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """Record ``compute`` as a CUDA graph; returns a function that replays it."""
+    """Record ``compute`` as a CUDA graph, and return a function that replays it."""
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):
@@ -62,8 +62,8 @@ def record_on_gpu(compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
 
 
 class DecodeGraphs:
-    """Recorded decoding steps of ``decoder`` on ``cache``. Recorded again when the cache was reallocated; new weights
-    are written in place and need no new recording. Engine's thread only."""
+    """Recorded decoding steps of ``decoder`` on ``cache``. Steps are recorded again after the cache was reallocated;
+    new weights are written in place and need no new recording. Engine's thread only."""
 
     def __init__(self, decoder: Decoder, cache: RowCache, record: Record) -> None:
         self.decoder, self.cache, self.record = decoder, cache, record

@@ -15,12 +15,12 @@ from pathlib import Path
 import torch
 
 LOOK_SECONDS = 0.05
-"""Interval between looks at the lock, about a decoding step of a large policy."""
+"""Interval between checks of the lock, about one decoding step of a large policy."""
 
 
 class LentCores:
-    """Sets the number of torch's threads of the thread that calls ``use``: ``own``, or ``all`` of them while nobody
-    holds the lock at ``lender``. A file that cannot be opened lends nothing."""
+    """Sets torch's thread count in the thread that calls ``use``: ``own``, or ``all`` while nobody holds the lock on
+    the file ``lender``. If that file cannot be opened, no cores are lent."""
 
     def __init__(self, lender: Path, own: int, all: int) -> None:
         self.own, self.all = own, all
@@ -31,7 +31,7 @@ class LentCores:
         self._lent = False
 
     def use(self) -> bool:
-        """Compute with as many threads as there are to be had; whether those of the trainer are among them."""
+        """Set torch's thread count, and return True if it includes the trainer's cores."""
         now = time.perf_counter()
         if now - self._looked >= LOOK_SECONDS:
             self._looked, lent = now, self._free()

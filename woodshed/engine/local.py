@@ -88,7 +88,7 @@ class LocalEngine:
             raise ValueError(f"engine.graphs is true, but {refused}")
         self._version = version
         self.weights_problem: dict[str, Any] | None = None
-        """Why newer weights cannot be loaded, and since when; set by ``ChainWatch``."""
+        """Reason why newer weights cannot be loaded, and since when; set by ``ChainWatch``."""
         self._random = random.Random(self.settings.seed)
         self._waiting = FairQueue()
         self._reset_cache()
@@ -177,8 +177,8 @@ class LocalEngine:
     async def update_weights(self, version: int, state: Mapping[str, Tensor], *, kv: KvPolicy = "keep") -> float:
         """Swap the weights between two iterations; returns the seconds for which sampling paused.
 
-        ``state`` has Hugging Face names and the shapes of the policy; it is copied. ``kv`` decides about cached keys
-        and values: ``keep`` continues with those of the old weights; ``recompute`` discards them and recomputes them,
+        ``state`` has Hugging Face names and the shapes of the policy; it is copied. ``kv`` decides what happens to
+        cached keys and values: ``keep`` keeps those of the old weights; ``recompute`` discards and recomputes them,
         also for running requests; ``drain`` lets running requests finish first, so that no completion mixes versions,
         and then discards them. Raises ValueError (naming the tensor) before anything changes if ``state`` does not
         match the policy. If loading fails later, the weights may be a mixture: the engine stops, and this call and
@@ -190,13 +190,13 @@ class LocalEngine:
         return await swap.future
 
     def grammars_refused(self) -> str | None:
-        """Why this engine refuses ``Sampling.grammar``; None if it accepts one."""
+        """Return the reason why this engine refuses ``Sampling.grammar``, None if it accepts one."""
         if self._grammars is None:
             return "it was opened without the policy's tokenizer"
         return None if library() else MISSING
 
     def kept_sets_refused(self) -> str | None:
-        """None: kept sets are in the reports."""
+        """Return None: this engine reports kept sets."""
         return None
 
     def release(self, session: str) -> None:
@@ -210,7 +210,7 @@ class LocalEngine:
         """Counters since the start and current load. ``kernels`` names the compute backend (``native``: the engine's
         own kernels, else torch and the reason), ``idle_share`` is the share of time without work,
         ``iteration_seconds`` the time spent in the current iteration so far (0 between iterations),
-        ``lent_iterations`` how many iterations had the cores of an idle trainer."""
+        ``lent_iterations`` the number of iterations that used the cores of an idle trainer."""
         now, began = time.perf_counter(), self._iteration_began
         uptime = now - self._started
         return {
@@ -272,7 +272,7 @@ class LocalEngine:
         self._forward.compute_with(self._backend.kernels)
 
     def _reset_cache(self) -> None:
-        """Start with an empty cache, and with the scheduler and the forward pass that use it."""
+        """Create an empty cache, and the scheduler and the forward pass that use it."""
         self._cache = RowCache.of(self.decoder, self.settings, context=self.context, mtp=self.mtp is not None)
         self._scheduler = Scheduler(self._cache, self.settings, self._waiting)
         ngram = self.settings.speculate == "ngram"
@@ -308,7 +308,7 @@ class LocalEngine:
                 self._cores.close()
 
     def _take(self) -> bool:
-        """Wait for work, run commands and queue new requests; False when the engine is closed."""
+        """Wait for work, run commands and queue new requests. Return False when the engine is closed."""
         scheduler = self._scheduler
         with self._wake:
             while not (
@@ -353,7 +353,7 @@ class LocalEngine:
                     break
 
     def _accept(self, request: Request, token: int, logprob: float, report: TokenReport | None) -> bool:
-        """Add a sampled token to its request; False if that ends the request."""
+        """Add a sampled token to its request. Return False if that ends the request."""
         if math.isnan(logprob):
             why = f"the policy (version {self._version}) yields logits that are not finite"
             if request.matcher is not None and not request.matcher.allowed().any():

@@ -57,7 +57,7 @@ class ChainWatch:
             await asyncio.sleep(self._poll_seconds)
 
     async def catch_up(self) -> None:
-        """Load the newest version there is now; a failure is logged and set as the engine's ``weights_problem``."""
+        """Load the currently newest version; a failure is logged and set as the engine's ``weights_problem``."""
         try:
             await self._step()
         except Exception as error:  # of any kind: serving continues, and the next poll may succeed
@@ -70,7 +70,7 @@ class ChainWatch:
             self.engine.weights_problem = None
 
     async def _step(self) -> None:
-        """Load the newest version there is now. A step that has begun is finished even if its caller is cancelled."""
+        """Load the currently newest version. A step that has begun is finished even if its caller is cancelled."""
         async with self._lock:
             if self._work is not None and not self._work.done():
                 await asyncio.wait((self._work,))
@@ -78,7 +78,8 @@ class ChainWatch:
             await asyncio.shield(self._work)
 
     async def _advance(self) -> None:
-        """Decode new versions, and load the newest decoded one, also from an earlier step, if the engine lacks it."""
+        """Decode new versions, then load the newest decoded one if the engine lacks it, even if an earlier step decoded
+        it."""
         problem: Exception | None = None
         try:
             await asyncio.to_thread(self.follower.advance)

@@ -18,7 +18,7 @@ from woodshed.policy.layers import Layer
 from woodshed.policy.processor import made_by_amd, onednn_multiplies_bfloat16, onednn_offers
 
 WORTH_BYTES = 64 << 20
-"""Float32 matrices that are smaller in total stay in a cache, and packing them costs almost nothing."""
+"""Float32 matrices that are smaller in total stay in the processor's cache, where packing costs almost nothing."""
 
 FEWEST, MOST = 3, 256
 """Range of token counts for which packed float32 matrices pay: for one or two tokens MKL does not pack either, and for
@@ -60,8 +60,8 @@ class PackedLinear:
 
 
 def _matrices(decoder: Decoder) -> list[Tensor]:
-    """The matrices that the operator of ``Decoder.compute_with`` multiplies by. The output head is among them only in
-    float32: logits are accumulated in float32 whatever the dtype."""
+    """Return the matrices that the operator of ``Decoder.compute_with`` multiplies by. They include the output head
+    only in float32, because logits are accumulated in float32 for every dtype."""
     found: list[Tensor] = [decoder.head_weight] if decoder.dtype == torch.float32 else []
     for layer in decoder.layers:
         assert isinstance(layer, Layer)

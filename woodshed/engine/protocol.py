@@ -18,7 +18,7 @@ StopReason = Literal["stop", "length", "cancelled"]
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to sample. ``stop_ids`` end a completion and are part of it; ``seed`` makes one request reproducible.
+    """Sampling parameters. ``stop_ids`` end a completion and are part of it; ``seed`` makes one request reproducible.
 
     ``drawn``: the last ``drawn`` tokens of the prompt were sampled by another engine and belong to this completion. The
     random numbers that ``seed`` gave them are skipped, so a completion that moves to another engine gets the same
@@ -32,7 +32,7 @@ class Sampling:
 
     ``raw_logprobs`` or ``top_logprobs`` request a ``TokenReport`` for each token: under the policy itself (temperature
     1, full vocabulary, no bias) with ``raw_logprobs``, else under the distribution that is sampled from. With
-    ``top_p``, ``top_k`` or ``min_p`` there is a report for each token too, for its kept set.
+    ``top_p``, ``top_k`` or ``min_p`` each token has a report too, which contains its kept set.
     """
 
     max_tokens: int = 256
@@ -53,12 +53,12 @@ class Sampling:
 
     @property
     def penalised(self) -> bool:
-        """Whether any penalty changes the logits of earlier tokens."""
+        """True if any penalty changes the logits of earlier tokens."""
         return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1
 
     @property
     def altered(self) -> bool:
-        """Return True if temperature, bias or penalties change the distribution.
+        """True if temperature, bias or penalties change the distribution.
 
         Truncation and grammars do not count.
         """
@@ -66,31 +66,32 @@ class Sampling:
 
     @property
     def truncated(self) -> bool:
-        """Whether tokens are sampled from kept sets (top-k, top-p, min-p) instead of the whole vocabulary."""
+        """True if tokens are sampled from kept sets (top-k, top-p, min-p) instead of the whole vocabulary."""
         return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0 or self.min_p > 0)
 
     @property
     def reported(self) -> bool:
-        """Whether the caller requests log-probabilities in reports."""
+        """True if the caller requests log-probabilities in reports."""
         return self.raw_logprobs or self.top_logprobs > 0
 
     @property
     def with_reports(self) -> bool:
-        """Whether each token has a ``TokenReport``."""
+        """True if each token has a ``TokenReport``."""
         return self.reported or self.truncated
 
     @property
     def plain(self) -> bool:
-        """Whether tokens are sampled from the unmodified distribution of the policy."""
+        """True if tokens are sampled from the unmodified distribution of the policy."""
         narrowed = self.top_p < 1 or self.top_k > 0 or self.min_p > 0 or self.grammar is not None
         return not (self.altered or narrowed)
 
 
 @dataclass(frozen=True)
 class TokenReport:
-    """Log-probability of one sampled token, and the most likely tokens at its position with theirs, most likely first.
-    Tokens of probability 0 are left out. ``kept``: ids of the kept set that the token was sampled from, int32 little
-    endian, ascending; empty if the request does not truncate, or if the engine cannot report it."""
+    """Log-probability of one sampled token. ``top``: the most likely tokens at its position with their
+    log-probabilities, most likely first, without tokens of probability 0. ``kept``: ids of the kept set that the token
+    was sampled from, int32 little endian, ascending; empty if the request does not truncate, or if the engine cannot
+    report it."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
@@ -106,9 +107,9 @@ def point_mass(token: int, sampling: Sampling) -> TokenReport:
 class Completion:
     """Sampled tokens with their log-probabilities, policy versions and expert routes at sampling time.
 
-    ``logprobs`` are natural logarithms under the distribution that was sampled from (after grammar, temperature and
-    truncation; at temperature 1 without the others that is the policy itself). ``versions`` holds the PolicyVersion of
-    each token. ``routes`` is int16 ``[n, L, K]`` or None; ``prompt_routes`` likewise for the prompt tokens that were
+    ``logprobs`` are natural logarithms under the distribution that was sampled from (after grammar, bias, penalties,
+    temperature and truncation; if ``Sampling.plain``, that of the policy itself). ``versions`` holds the PolicyVersion
+    of each token. ``routes`` is int16 ``[n, L, K]`` or None; ``prompt_routes`` likewise for the prompt tokens that were
     prefilled for this request (the last ``len(prompt_routes)`` of the prompt). ``reports``, one per token, exist if
     ``Sampling`` requests them.
     """
@@ -158,11 +159,11 @@ class Engine(Protocol):
         ...
 
     def grammars_refused(self) -> str | None:
-        """Why this engine refuses ``Sampling.grammar``; None if it accepts one."""
+        """Return the reason why this engine refuses ``Sampling.grammar``, None if it accepts one."""
         ...
 
     def kept_sets_refused(self) -> str | None:
-        """Why this engine cannot report the kept sets of top-p, top-k and min-p; None if it does."""
+        """Return the reason why this engine cannot report the kept sets of top-p, top-k and min-p, None if it can."""
         ...
 
     def release(self, session: str) -> None: ...
@@ -181,7 +182,7 @@ class EngineClosed(EngineError):
 
 
 class EngineUnfit(EngineError):
-    """This engine cannot be used at all, because of another policy or another key."""
+    """This engine cannot be used at all, because its policy or its key is another one."""
 
 
 class EngineLost(EngineClosed):
@@ -214,8 +215,8 @@ class SamplingRefused(ValueError):
 
 
 def weights_problem(known: dict[str, Any] | None, error: Exception) -> dict[str, Any]:
-    """The entry of ``stats`` about weights that cannot be loaded: ``reason``, and ``since``, the time of the first
-    failure in a row."""
+    """Return the entry of ``stats`` about weights that cannot be loaded: ``reason``, and ``since``, the time of the
+    first of these failures in a row."""
     return {"reason": f"{type(error).__name__}: {error}", "since": known["since"] if known else time.time()}
 
 
@@ -226,7 +227,8 @@ MOST_PENALTY = 2.0
 
 
 def checked_prompt(tokens: Sequence[int], vocabulary: int, context: int) -> NDArray[np.int32]:
-    """The prompt as int32 ``[P]``. Raises ValueError, or ContextLengthExceeded if it is too long."""
+    """Return the prompt as int32 ``[P]``. Raises ValueError if it is not valid, ContextLengthExceeded if it is too
+    long."""
     prompt = np.asarray(tokens, dtype=np.int64)
     if prompt.ndim != 1 or not len(prompt):
         raise ValueError("tokens: a request needs a flat sequence of at least one token")

@@ -51,7 +51,7 @@ class DraftLength:
 
 
 def seeded(seed: int, drawn: int) -> random.Random:
-    """The random generator of a seed, advanced past the first ``drawn`` tokens: every sampled token takes one
+    """Return the random generator of a seed, advanced past the first ``drawn`` tokens; each sampled token takes one
     number."""
     rng = random.Random(seed)
     for _ in range(drawn):
@@ -123,8 +123,8 @@ class Request:
         return [] if self.counts is None else self.counts.after(self.draft)
 
     def agreeing(self, sampled: Sequence[int]) -> int:
-        """How many tokens of ``sampled`` are accepted: up to and including the first that differs from the draft, is a
-        stop token or reaches the limit. ``sampled`` has one token more than ``draft``."""
+        """Return how many tokens of ``sampled`` are accepted: up to and including the first that differs from the
+        draft, is a stop token or reaches the limit. ``sampled`` has one token more than ``draft``."""
         for i, token in enumerate(sampled, 1):
             wrong = i <= len(self.draft) and token != self.draft[i - 1]
             if wrong or token in self.stop_ids or len(self.tokens) + i >= self.limit:
@@ -132,7 +132,7 @@ class Request:
         return len(sampled)
 
     def accept(self, token: int, logprob: float, version: int, report: TokenReport | None) -> StopReason | None:
-        """Append a sampled token; returns the stop reason if the request is done, else None."""
+        """Append a sampled token. Return the stop reason if the request is done, else None."""
         self._uniforms.popleft()
         self.tokens.append(token)
         self.logprobs.append(logprob)
@@ -153,8 +153,8 @@ class Request:
         return "cancelled" if enough else None
 
     def completion(self, reason: StopReason, routes: NDArray[np.int16] | None) -> Completion:
-        """The result of the request. ``routes`` int16 ``[total, L, K]`` are those of its cache row (-1 where unknown),
-        corrected in place by ``self.routes``; None without experts."""
+        """Return the result of the request. ``routes`` int16 ``[total, L, K]`` are those of its cache row (-1 where
+        unknown), which ``self.routes`` overwrites in place; None without experts."""
         prompt_routes = completion_routes = None
         if routes is not None:
             if self.routes is not None:

@@ -25,11 +25,11 @@ from .protocol import Sampling
 Counts = tuple[NDArray[np.int64], NDArray[np.float32]]
 """Distinct token ids, and how often each was generated."""
 Penalised = Sequence[tuple[int, Counts]]
-"""(row, counts of the tokens that its penalties concern)."""
+"""Pairs of a row and the counts of the tokens that its penalties apply to."""
 
 
 class TokenCounts:
-    """Counts of the tokens of one request that penalties concern. ``generated`` are the ``drawn`` tokens of its
+    """Counts of the tokens of one request that penalties apply to. ``generated`` are the ``drawn`` tokens of its
     prompt."""
 
     def __init__(self, sampling: Sampling, prompt: Sequence[int], generated: Sequence[int]) -> None:
@@ -49,7 +49,7 @@ class TokenCounts:
         self._counts[at] += 1
 
     def after(self, draft: Sequence[int]) -> list[Counts]:
-        """The counts now and after each token of ``draft``. Leaves the counts as they were."""
+        """Return the counts now and after each token of ``draft``, without changing them."""
         known = len(self._ids)
         out = [self._now()]
         for token in draft:
@@ -67,7 +67,7 @@ class TokenCounts:
 
 
 Allowed = Sequence[tuple[int, NDArray[np.uint8]]]
-"""(row, its allowed tokens as bits, little endian); tokens without a bit are not allowed."""
+"""Pairs of a row and its allowed tokens as a bit mask, little endian; tokens beyond its end are not allowed."""
 
 NUMBERS_AT_ONCE = 1 << 17
 """Logits that a CPU samples from at a time, so that intermediate results stay in its cache."""
@@ -169,16 +169,16 @@ def penalise(logits_BV: Tensor, samplings: Sequence[Sampling], penalised: Penali
 def sample(
     logits_BV: Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float], allowed: Allowed = ()
 ) -> tuple[list[int], list[float]]:
-    """``draw`` from logits of any float type, after ``adjusted_logits``."""
+    """Adjust logits ``[B, V]`` of any float type with ``adjusted_logits``, then ``draw``."""
     return draw(adjusted_logits(logits_BV, samplings, allowed), samplings, uniforms)
 
 
 def draw(logits_BV: Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float]) -> tuple[list[int], list[float]]:
     """One token id and its natural log-probability per row.
 
-    ``logits_BV`` adjusted, float32 ``[B, V]``; ``uniforms`` in [0, 1), one per row. The log-probability is that of the
-    distribution drawn from; greedy decoding (temperature 0) draws from a point mass, so there it is 0. A row whose
-    logits are not finite yields log-probability nan.
+    ``logits_BV`` float32 ``[B, V]`` from ``adjusted_logits``; ``uniforms`` in [0, 1), one per row. The log-probability
+    is that under the distribution drawn from, so it is 0 in greedy decoding (temperature 0), which draws from a point
+    mass. A row whose logits are not finite yields log-probability nan.
     """
     greedy = [row for row, s in enumerate(samplings) if s.temperature == 0.0]
     if len(greedy) == len(samplings):

@@ -15,17 +15,17 @@ KvPolicy = Literal["keep", "recompute", "drain"]
 
 
 class Truncation(Settings):
-    """Which tokens may be sampled: top-k, then top-p, then min-p (``engine/sampler.py``)."""
+    """Restriction of the tokens that may be sampled: top-k, then top-p, then min-p (``engine/sampler.py``)."""
 
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Keep the smallest set of tokens whose probability reaches this; 1 keeps all."""
     top_k: int = Field(default=0, ge=0)
     """Keep this many of the most likely tokens; 0 keeps all."""
     min_p: float = Field(default=0.0, ge=0, le=1)
-    """Keep tokens with at least this times the largest probability; 0 keeps all."""
+    """Keep tokens whose probability is at least this times the largest one; 0 keeps all."""
 
     def changed(self) -> dict[str, float]:
-        """The fields that truncate, for a request or the limits of a key."""
+        """Return the fields that truncate, for a request or the limits of a key."""
         return self.model_dump(exclude_defaults=True)
 
 
@@ -108,7 +108,7 @@ class EngineSettings(Settings):
 
 
 class RoutingSettings(Settings):
-    """How a gateway uses engines that are separate processes."""
+    """How a gateway routes to engines that are separate processes."""
 
     silence_seconds: float = Field(default=20.0, gt=0)
     """Timeout for an engine that sends nothing in the middle of a request (it normally reports every second); the
@@ -124,7 +124,7 @@ class RoutingSettings(Settings):
     """A trajectory leaves the engine that holds its prefix if that engine has this many requests more than another."""
 
     moves: int = Field(default=16, ge=0)
-    """How often one request may move to another engine; a request that ends so many engines is refused."""
+    """Maximum number of times that one request moves to another engine; a request that ends more engines is refused."""
 
 
 class ServerSettings(Settings):
@@ -156,7 +156,7 @@ class ServerSettings(Settings):
     """Maximum size of a request body in bytes."""
 
     weights_poll_seconds: float = Field(default=1.0, gt=0)
-    """Interval between looks at the weight chain."""
+    """Interval between checks of the weight chain for new versions."""
 
     weights_timeout_seconds: float = Field(default=120.0, gt=0)
     """How long ``POST /admin/weights`` waits for a version to appear."""
@@ -175,7 +175,7 @@ class ServerSettings(Settings):
     ``lent_threads`` instead of ``engine.threads``."""
 
     lent_threads: int = Field(default=1, ge=1)
-    """Threads with those that the trainer lends."""
+    """Number of threads while the trainer lends its cores."""
 
 
 class EngineServerSettings(ServerSettings):

@@ -1,8 +1,8 @@
-"""Axes of an evaluation besides pass rates: quality of the change, use of tools, how the user is treated.
+"""Axes of an evaluation besides pass rates: quality of the change, use of tools, treatment of the user.
 
 An axis is a rule that gives one number for a recorded episode. Most are reward terms of training (``rollout/rewards``)
-with the sign turned, so that faults count up. A rule gives None for an episode that it does not apply to; means leave
-such episodes out.
+with the opposite sign, so that faults count as positive. A rule gives None for an episode to which it does not apply;
+means leave such episodes out.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from woodshed.rollout.rewards.style import changed_lines
 Better = Literal["lower", "higher"]
 Measure = Callable[[Task, Trajectory, Outcome], float | None]
 MOST = 20
-"""Maximum that one episode counts on an axis, so that a single episode cannot decide a mean."""
+"""Maximum value of one episode on an axis, so that a single episode cannot dominate a mean."""
 LEAST_MESSAGE = 20
-"""Minimum characters of a message that explains something."""
+"""Minimum length, in characters, of a message that explains something."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """``title``: the value of one episode in words; a table shows the mean."""
+    """One axis. ``title``: meaning of an episode's value, in words; tables show the mean."""
 
     name: str
     better: Better
@@ -45,7 +45,8 @@ def _changed(task: Task, trajectory: Trajectory) -> bool:
 
 
 def _ours(task: Task, trajectory: Trajectory) -> bool:
-    """Terms about calls know the tools of the built-in agent only; other agents have no ``replies``."""
+    """Return whether the built-in agent made the episode (others have no ``replies``); terms about calls know only its
+    tools."""
     return bool(trajectory.replies)
 
 
@@ -54,7 +55,7 @@ def _spoken(task: Task, trajectory: Trajectory) -> bool:
 
 
 def _faults(term: str, applies: Callable[[Task, Trajectory], bool], **options: int) -> Measure:
-    """Minus a reward term, over the episodes that it applies to."""
+    """Return a measure: minus a reward term, or None for episodes to which it does not apply."""
 
     def measure(task: Task, trajectory: Trajectory, outcome: Outcome) -> float | None:
         return -load_term(term, options)(task, trajectory, outcome) if applies(task, trajectory) else None
@@ -63,7 +64,8 @@ def _faults(term: str, applies: Callable[[Task, Trajectory], bool], **options: i
 
 
 def excess(task: Task, trajectory: Trajectory, outcome: Outcome) -> float | None:
-    """Changed lines over those of the reference solution, of solved episodes: 1 is a change as small as that."""
+    """Return the number of changed lines divided by that of the reference solution, for solved episodes: 1 means a
+    change as small as the reference."""
     reference = {path: data.decode("utf-8", "replace") for path, data in task.solution_files().items()}
     wanted = _lines(task, {path: text for path, text in reference.items() if path in trajectory.changed})
     if not (outcome.resolved and wanted):
@@ -78,10 +80,10 @@ def _lines(task: Task, files: Mapping[str, str]) -> int:
 
 
 def as_asked(task: Task, trajectory: Trajectory, outcome: Outcome) -> float | None:
-    """1 where an agent did on a task of ``interaction`` what its user wants, else 0.
+    """Return 1 if the agent did on a task of ``interaction`` what its user wants, else 0.
 
-    None on other tasks, and where the user never came to interrupt: the episode ended at a limit, or the agent is an
-    external program, which cannot be told.
+    None for other tasks, and if the user's interruption was never shown: the episode ended at a limit, or the agent is
+    an external program, which cannot be interrupted.
     """
     if task.info.family != INTERACTION:
         return None
@@ -132,16 +134,17 @@ BUILTIN = (
 
 
 def axes_of(references: Sequence[str] = ()) -> tuple[Axis, ...]:
-    """The built-in axes, and one for each ``"my_module:my_function"``, a reward term whose higher values are better.
+    """Return the built-in axes, and one for each ``"my_module:my_function"``, a reward term whose higher values are
+    better.
 
-    Without ruff there is no ``lint``. Raises ValueError where an own axis cannot be loaded.
+    Without ruff there is no ``lint``. Raises ValueError if a user-defined axis cannot be loaded.
     """
     builtin = [axis for axis in BUILTIN if axis.name != "lint" or style.installed()]
     return (*builtin, *(_own(reference) for reference in references))
 
 
 def described(names: Iterable[str]) -> dict[str, dict[str, str]]:
-    """``better`` and ``title`` of axes by name, in the order of ``BUILTIN``, own ones last."""
+    """Return ``better`` and ``title`` of axes by name, in the order of ``BUILTIN``, user-defined ones last."""
     wanted = set(names)
     judged = {f"judge.{aspect}": f"judge: {question}" for aspect, question in ASPECTS.items()}
     known = {axis.name: {"better": axis.better, "title": axis.title} for axis in BUILTIN if axis.name in wanted}
@@ -150,13 +153,14 @@ def described(names: Iterable[str]) -> dict[str, dict[str, str]]:
 
 
 def measured(axes: Sequence[Axis], task: Task, trajectory: Trajectory, outcome: Outcome) -> dict[str, float | None]:
-    """Value by axis. Raises ValueError that names the axis which failed or gave no finite number."""
+    """Return the values of an episode by axis. Raises ValueError, naming the axis, if an axis fails or gives a value
+    that is not finite."""
     found: dict[str, float | None] = {}
     for axis in axes:
         try:
             value = axis.measure(task, trajectory, outcome)
             found[axis.name] = None if value is None else float(value)
-        except Exception as error:  # whatever code of the user's own raises
+        except Exception as error:  # user code may raise anything
             raise ValueError(f"--axis {axis.name}: {type(error).__name__}: {error}") from error
         if value is not None and not math.isfinite(value):
             raise ValueError(f"--axis {axis.name}: gave {value} for {trajectory.id}; give a finite number, or None")
@@ -168,6 +172,6 @@ def _own(reference: str) -> Axis:
         raise ValueError(f"--axis {reference}: write my_module:my_function, a function (task, trajectory, outcome)")
     try:
         term: RewardTerm = load_term(reference)
-    except ValueError as error:  # it speaks of the recipe's field
+    except ValueError as error:  # its message names the recipe's field
         raise ValueError(f"--axis {reference}: {str(error).removeprefix(f'rl.rewards.{reference}: ')}") from None
     return Axis(reference, "higher", reference, lambda task, trajectory, outcome: term(task, trajectory, outcome))

@@ -13,26 +13,27 @@ from .statistics import Estimate, bootstrap, paired_gain, pass_at_k
 TaskKey = tuple[str, str]
 """(suite, task)."""
 AXES = ("tokens", "turns", "seconds")
-"""What a score is weighed against; each a mean per episode."""
+"""Costs that a score is compared with; each is a mean per episode."""
 
 
 @dataclass(frozen=True)
 class Price:
-    """US dollars per million tokens: of context that the model reads, and of what it samples."""
+    """US dollars per million tokens: ``context`` that the model reads, and ``sampled`` tokens."""
 
     context: float
     sampled: float
 
     def of(self, episode: EvaluatedEpisode) -> float:
-        """Dollars of an episode whose server caches prefixes: each token of context is paid once."""
+        """Return the price of an episode in dollars if the server caches prefixes, so that each context token is paid
+        once."""
         return (self.context * episode.context_tokens + self.sampled * episode.sampled_tokens) / 1e6
 
 
 @dataclass(frozen=True)
 class EvaluatedEpisode:
-    """One finished episode. ``resolved``: None if an infrastructure error ended it. ``scored``: the task says something
-    about skill. ``cheated``: None where nobody judges that. ``axes``: values by axis (``axes.py``), without those of
-    which the episode says nothing."""
+    """One finished episode. ``resolved``: None if an infrastructure error ended it. ``scored``: the task counts for
+    scores. ``cheated``: None if cheating is not judged on the task. ``axes``: values by axis (``axes.py``), without
+    axes that do not apply to the episode."""
 
     id: str
     suite: str
@@ -56,8 +57,8 @@ class EvaluatedEpisode:
 
 @dataclass(frozen=True)
 class PolicyEpisodes:
-    """Everything known of one policy. ``planned``: episodes that a complete evaluation has. ``strict``: name of the
-    same policy without a network, where this one had it."""
+    """All episodes of one policy. ``planned``: number of episodes of a complete evaluation. ``strict``: for a policy
+    that had a network, name of the same policy without one."""
 
     name: str
     source: str
@@ -70,7 +71,8 @@ class PolicyEpisodes:
     strict: str = ""
 
     def samples(self) -> dict[TaskKey, list[bool]]:
-        """Outcomes of the scored tasks. Infrastructure errors say nothing about the policy and are left out."""
+        """Return the outcomes of the scored tasks. Infrastructure errors say nothing about the policy and are left
+        out."""
         found: dict[TaskKey, list[bool]] = defaultdict(list)
         for episode in self.episodes:
             if episode.scored and episode.resolved is not None:
@@ -78,7 +80,7 @@ class PolicyEpisodes:
         return dict(found)
 
     def by_axis(self, suite: str | None = None) -> dict[str, dict[TaskKey, float]]:
-        """Axis -> task -> mean over the episodes that have a value, of one suite or all."""
+        """Return by axis and task the mean over the episodes that have a value, of one suite or (None) all."""
         values: dict[str, dict[TaskKey, list[float]]] = defaultdict(lambda: defaultdict(list))
         for episode in self.episodes:
             if episode.resolved is not None and suite in (None, episode.suite):
@@ -89,9 +91,9 @@ class PolicyEpisodes:
 
 @dataclass(frozen=True)
 class Score:
-    """Figures of a policy on some episodes. Means of tokens, turns, seconds and dollars are per episode that the policy
-    ended itself; nan or None without one. ``pass_at``: k -> unbiased pass@k over the tasks with k samples or more.
-    ``axes``: mean over the tasks that have a value, by axis."""
+    """Statistics of a policy on some episodes. Means of tokens, turns, seconds and dollars are per episode without an
+    infrastructure error, nan without any; ``dollars`` is None without a price. ``pass_at``: unbiased pass@k by k, over
+    the tasks with k samples or more. ``axes``: mean over the tasks that have a value, by axis."""
 
     tasks: int
     episodes: int
@@ -129,8 +131,9 @@ class Score:
 
 @dataclass(frozen=True)
 class Difference:
-    """``policy`` less ``baseline`` in pass@1 on the ``tasks`` that both have samples of. ``gain``: None if nothing is
-    compared, and ``note`` says why; with a gain, ``note`` says what to mind. ``axes``: the same difference by axis."""
+    """pass@1 of ``policy`` minus that of ``baseline``, on the ``tasks`` of which both have samples. ``gain``: None if
+    nothing is compared; ``note`` then says why. With a gain, ``note`` has caveats. ``axes``: the same difference by
+    axis."""
 
     policy: str
     baseline: str
@@ -141,7 +144,7 @@ class Difference:
 
 
 def score(policy: PolicyEpisodes, suite: str | None = None, *, seed: int = 0) -> Score:
-    """Figures of a policy on one suite, or on all of them with every task counting the same."""
+    """Return the statistics of a policy on one suite, or (None) on all of them, with equal weight for every task."""
     chosen = [e for e in policy.episodes if suite in (None, e.suite)]
     ended = [e for e in chosen if e.resolved is not None]
     samples = [passed for (of, _), passed in policy.samples().items() if suite in (None, of)]
@@ -199,7 +202,7 @@ def difference(
 def _axis_differences(
     mine: Mapping[str, Mapping[TaskKey, float]], other: Mapping[str, Mapping[TaskKey, float]], seed: int
 ) -> dict[str, Estimate]:
-    """Mine less the other's, paired over the tasks that have a value of both."""
+    """Return the differences ``mine`` - ``other`` by axis, paired over the tasks that have a value in both."""
     found = {}
     for axis in mine.keys() & other.keys():
         if both := [key for key in other[axis] if key in mine[axis]]:
@@ -209,8 +212,8 @@ def _axis_differences(
 
 
 def pareto_front(points: Mapping[str, tuple[float, float]]) -> list[str]:
-    """Names of the points (cost, score) that no other beats: none is at most as costly and at least as good, and better
-    in one of the two. In order of cost; points with a nan are left out."""
+    """Return the names of the non-dominated points (cost, score), in order of cost. A point is dominated if another one
+    is at most as costly and at least as good, and better in one of the two. Points with a nan are left out."""
     known = {name: point for name, point in points.items() if not any(map(math.isnan, point))}
 
     def beaten(name: str) -> bool:
@@ -221,7 +224,7 @@ def pareto_front(points: Mapping[str, tuple[float, float]]) -> list[str]:
 
 
 def fronts(scores: Mapping[str, Score]) -> dict[str, list[str]]:
-    """For each of ``AXES``, the policies on the Pareto front of pass@1 against it."""
+    """Return, for each of ``AXES``, the policies on the Pareto front of pass@1 against this cost."""
     of: dict[str, Callable[[Score], float]] = {
         "tokens": lambda s: s.tokens,
         "turns": lambda s: s.turns,

@@ -1,7 +1,8 @@
 """Evaluation of a model behind any OpenAI-compatible URL, without a gateway of ours in between.
 
-The built-in harness asks the server directly. Nothing is recorded token by token, so a trajectory has no segments; its
-token counts are those of the server's ``usage``. Tasks, boxes, tools and grading are the same as for our own policies.
+The built-in harness sends requests directly to the server. Tokens are not recorded, so a trajectory has no segments;
+its token counts are those of the server's ``usage``. Tasks, boxes, tools and grading are the same as for our own
+policies.
 """
 
 from __future__ import annotations
@@ -58,12 +59,12 @@ class EndpointAdmin(GatewayAdmin):
         return {}
 
     async def models(self) -> list[str]:
-        """Names of the models that the server lists. Raises GatewayError or httpx.HTTPError."""
+        """Return the names of the models that the server lists. Raises GatewayError or httpx.HTTPError."""
         found = (await self._call("GET", "/v1/models")).json()
         return [str(model["id"]) for model in found.get("data", [])]
 
     async def wait_until_up(self, seconds: float) -> bool:
-        """Wait until the server answers anything at all; False if it does not within ``seconds``."""
+        """Wait until the server gives any answer; return False if it does not within ``seconds``."""
         deadline = time.monotonic() + seconds
         while True:
             try:

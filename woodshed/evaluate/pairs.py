@@ -1,7 +1,7 @@
-"""Which policy of an evaluation is compared with which: the best of the baselines, seed by seed and pooled.
+"""The pairs of policies that an evaluation compares: each with the best baseline, seed by seed and pooled.
 
-``rl@0`` and ``rl@1`` are the policy ``rl`` of two seeds. Each is compared with the best of the baselines of its seed;
-pooled, all episodes of ``rl`` are compared with all of the baseline that is best over its seeds. A policy with a
+``rl@0`` and ``rl@1`` are the policy ``rl`` of two seeds. Each is compared with the best baseline of its seed; pooled,
+all episodes of ``rl`` are compared with all episodes of the baseline that is best over its seeds. A policy with a
 network is compared with itself without one.
 """
 
@@ -13,11 +13,11 @@ from dataclasses import replace
 from .comparison import PolicyEpisodes, score
 
 SEED = "@"
-"""Stands between the name of a policy and its seed."""
+"""Separator between the name of a policy and its seed."""
 
 
 class NoBaseline(ValueError):
-    """A name is no policy, or a seed has no baseline; the message names it."""
+    """A name is not that of a policy, or a seed has no baseline; the message names it."""
 
 
 def arm_of(name: str) -> str:
@@ -26,9 +26,12 @@ def arm_of(name: str) -> str:
 
 
 def choose_baselines(names: Sequence[str], sources: Sequence[str], wanted: Sequence[str]) -> list[str]:
-    """Return the names of the baselines: of ``wanted``, each a policy's name, its source, or the name of all seeds of
-    one; else of the first policy with its other seeds. NoBaseline where a name is none, or a seed of a policy that is
-    compared has no baseline."""
+    """Return the names of the baselines.
+
+    ``wanted``: names or sources of policies, or names without seed (for all seeds); if empty, the first policy and its
+    other seeds are the baselines. Raises NoBaseline for an unknown name, and if the seed of a compared policy has no
+    baseline.
+    """
     found: list[str] = []
     for each in wanted or [arm_of(names[0])]:
         matching = [n for n, source in zip(names, sources, strict=True) if each in (n, source, arm_of(n))]
@@ -42,13 +45,13 @@ def choose_baselines(names: Sequence[str], sources: Sequence[str], wanted: Seque
 
 
 def of_seed(name: str, baselines: Sequence[str]) -> list[str]:
-    """Return the baselines that ``name`` is compared with: those of its seed, and those without any."""
+    """Return the baselines that ``name`` is compared with: those of its seed, and those without a seed."""
     seed = name.partition(SEED)[2]
     return [b for b in baselines if b.partition(SEED)[2] in ("", seed)] if seed else list(baselines)
 
 
 def pairs(policies: Sequence[PolicyEpisodes], baselines: Sequence[str]) -> list[tuple[PolicyEpisodes, PolicyEpisodes]]:
-    """Return (policy, what it is compared with), in the order of ``policies``, the pooled ones last."""
+    """Return (policy, baseline) pairs in the order of ``policies``, the pooled ones last."""
     by_name = {policy.name: policy for policy in policies}
     found = []
     for policy in policies:
@@ -62,12 +65,12 @@ def pairs(policies: Sequence[PolicyEpisodes], baselines: Sequence[str]) -> list[
 
 
 def _best(policies: Sequence[PolicyEpisodes]) -> PolicyEpisodes:
-    """The best in pass@1; the first of equals, and of those that have no episode yet."""
+    """Return the policy with the best pass@1, the first of equal ones; policies without episodes count as worst."""
     return max(policies, key=lambda policy: -1.0 if (mean := score(policy).pass1.mean) != mean else mean)
 
 
 def _pooled(policies: Sequence[PolicyEpisodes]) -> list[PolicyEpisodes]:
-    """Each policy with the episodes of all its seeds; one that has a single seed as it is."""
+    """Return each policy with the episodes of all its seeds merged; a policy with a single seed stays as it is."""
     seeds: dict[str, list[PolicyEpisodes]] = {}
     for policy in policies:
         seeds.setdefault(arm_of(policy.name), []).append(policy)

@@ -1,13 +1,13 @@
-"""How many tasks and passes show a difference: a two-level model, between tasks and between samples of a task.
+"""Power analysis: number of tasks and samples that show a difference, in a two-level model (tasks, samples of a task).
 
 Policies A and B work on the same n tasks, K samples each. Task i has true pass rates p_i and q_i; the measured
 difference is the mean over tasks of the differences of sample means. Its variance (law of total variance) is
 
     (tau^2 + w / K) / n,   tau^2 = Var(q_i - p_i),   w = E[p_i (1 - p_i)] + E[q_i (1 - q_i)]
 
-tau^2 is of the tasks: more samples do not reduce it, more tasks do. w is the noise of sampling. The same policy run
-again on the same tasks differs by sampling alone, with standard deviation sqrt(2 E[p(1-p)] / (K n)): the noise floor.
-Intervals come from resampling tasks (``statistics.py``), whose standard error estimates the same variance.
+tau^2 is the variance between tasks: more samples do not reduce its share, more tasks do. w is sampling noise. Two runs
+of the same policy on the same tasks differ only by sampling, with standard deviation sqrt(2 E[p(1-p)] / (K n)): the
+noise floor. Intervals come from resampling tasks (``statistics.py``), whose standard error estimates the same variance.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ class Spread:
             raise ValueError(f"variances must not be negative, got between={self.between} within={self.within}")
 
     def standard_error(self, tasks: int, samples: int) -> float:
-        """Standard error of the measured difference. Raises ValueError below one task or sample."""
+        """Return the standard error of the measured difference. Raises ValueError below one task or sample."""
         if tasks < 1 or samples < 1:
             raise ValueError(f"needs at least one task and one sample, got tasks={tasks} samples={samples}")
         return math.sqrt((self.between + self.within / samples) / tasks)
 
 
 def assumed_spread(rate: float, task_sd: float, difference: float, difference_sd: float) -> Spread:
-    """Components from plain assumptions, before anything was measured.
+    """Return the variance components from assumptions, before anything was measured.
 
     ``rate``: mean pass rate of A. ``task_sd``: standard deviation of true pass rates over tasks, for A and B.
-    ``difference``: mean of q - p. ``difference_sd``: tau. Raises ValueError where no rates between 0 and 1 have these
-    moments: a variance of rates with mean m is at most m (1 - m).
+    ``difference``: mean of q - p. ``difference_sd``: tau. Raises ValueError if no rates between 0 and 1 have these
+    moments: the variance of rates with mean m is at most m (1 - m).
     """
     if difference_sd < 0:
         raise ValueError(f"difference_sd is {difference_sd}; a standard deviation is not negative")
@@ -62,11 +62,11 @@ def assumed_spread(rate: float, task_sd: float, difference: float, difference_sd
 
 
 def measured_spread(a: Sequence[Sequence[bool]], b: Sequence[Sequence[bool]]) -> Spread:
-    """Components estimated from samples of A and B on the same tasks: [tasks][samples], two tasks or more.
+    """Estimate the variance components from samples of A and B on the same tasks: [tasks][samples], two tasks or more.
 
     Within: the mean over tasks of the unbiased sample variances (tasks with two samples or more). Between: the variance
-    over tasks of the measured difference, less its share of sampling noise; 0 where that is negative. Raises ValueError
-    if the tasks differ in number, or no task of a policy has two samples.
+    over tasks of the measured difference minus its share of sampling noise, at least 0. Raises ValueError if the
+    numbers of tasks differ, or no task of a policy has two samples.
     """
     if len(a) != len(b) or len(a) < 2:
         raise ValueError(f"needs the same two tasks or more for both policies, got {len(a)} and {len(b)}")
@@ -77,7 +77,8 @@ def measured_spread(a: Sequence[Sequence[bool]], b: Sequence[Sequence[bool]]) ->
 
 
 def sample_variance(samples: Sequence[Sequence[bool]]) -> float:
-    """Unbiased estimate of E[p (1 - p)] from [tasks][samples]. Raises ValueError if no task has two samples."""
+    """Return an unbiased estimate of E[p (1 - p)] from [tasks][samples]. Raises ValueError if no task has two
+    samples."""
     each = [variance(list(map(float, passed))) for passed in samples if len(passed) > 1]
     if not each:
         raise ValueError(
@@ -87,7 +88,7 @@ def sample_variance(samples: Sequence[Sequence[bool]]) -> float:
 
 
 def noise_floor(within_one: float, tasks: int, samples: int) -> float:
-    """Standard deviation of the difference between two evaluations of one policy on the same tasks.
+    """Return the standard deviation of the difference between two evaluations of one policy on the same tasks.
 
     ``within_one``: E[p (1 - p)] of that policy (``sample_variance``).
     """
@@ -95,7 +96,8 @@ def noise_floor(within_one: float, tasks: int, samples: int) -> float:
 
 
 def power(difference: float, spread: Spread, tasks: int, samples: int, *, level: float = 0.95) -> float:
-    """Probability that the two-sided ``level`` interval of the difference excludes 0 (normal approximation)."""
+    """Return the probability that the two-sided ``level`` interval of the difference excludes 0 (normal
+    approximation)."""
     error = spread.standard_error(tasks, samples)
     z = _NORMAL.inv_cdf(0.5 + level / 2)
     if error == 0:
@@ -105,8 +107,8 @@ def power(difference: float, spread: Spread, tasks: int, samples: int, *, level:
 
 
 def tasks_needed(difference: float, spread: Spread, samples: int, *, wanted: float = 0.8, level: float = 0.95) -> int:
-    """Fewest tasks with which ``power`` reaches ``wanted``. Raises ValueError for a difference of 0, or a wanted power
-    not between 1 - ``level`` and 1."""
+    """Return the minimum number of tasks with which ``power`` reaches ``wanted``. Raises ValueError for a difference of
+    0, or a wanted power not between 1 - ``level`` and 1."""
     if not difference:
         raise ValueError("a difference of 0 cannot be shown by any number of tasks")
     if not 1 - level < wanted < 1:
@@ -125,7 +127,8 @@ def tasks_needed(difference: float, spread: Spread, samples: int, *, wanted: flo
 
 
 def detectable(spread: Spread, tasks: int, samples: int, *, wanted: float = 0.8, level: float = 0.95) -> float:
-    """Smallest difference with which ``power`` reaches ``wanted`` (by bisection, to 1e-6)."""
+    """Return the smallest difference with which ``power`` reaches ``wanted`` (by bisection, to 1e-6). Raises ValueError
+    for a wanted power not between 1 - ``level`` and 1."""
     if not 1 - level < wanted < 1:
         raise ValueError(f"power must lie between {1 - level:.2f} and 1, got {wanted:g}")
     low, high = 0.0, 10 * spread.standard_error(tasks, samples) + 1e-9

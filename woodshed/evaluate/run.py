@@ -1,4 +1,4 @@
-"""Running a policy on tasks: every (task, sample) once, stored by name, continued after a kill."""
+"""Run a policy on tasks: every (task, sample) once, stored by name, so that a killed evaluation continues."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ _REPEATED = re.compile(r"(:\d+)\.\d+$")
 
 @dataclass(frozen=True)
 class Sofar:
-    """How far an evaluation is, in samples. ``rate`` is pass@1 over the ``complete`` ones of ``tasks`` tasks, whose
-    samples are all in, and None before there is one. Over all samples that are in, it would begin too high: solved
-    episodes end first."""
+    """Progress of an evaluation: ``done`` of ``total`` samples, ``complete`` of ``tasks`` tasks.
+
+    ``rate``: pass@1 over the complete tasks, those whose samples are all finished; None before there is one. Over all
+    finished samples it would be too high at first, because solved episodes end first.
+    """
 
     done: int
     total: int
@@ -37,7 +39,7 @@ class Sofar:
 
 
 def group_name(evaluation: str, task: str) -> str:
-    """Group of a task's samples in an evaluation."""
+    """Return the name of the group of a task's samples in an evaluation."""
     return f"{evaluation}:{task.replace('/', '.')}"
 
 
@@ -55,14 +57,15 @@ async def evaluate(
     seed: int | None = None,
     may_start: Callable[[], bool] = lambda: True,
 ) -> dict[str, list[bool]]:
-    """Resolved or not, per task name and sample. What infrastructure errors ended says nothing and is left out; raises
-    RunFailing where more than ``arena.max_infra_rate`` of the last episodes end so.
+    """Run the samples that are not stored yet; return for each task name whether its samples are resolved.
 
-    Trajectories are stored with ``source="eval"``, group ``NAME:TASK`` and label ``evaluation=NAME``. ``label`` stands
-    for the task in the group: what is stored under another one is not taken for its samples. ``retried``: samples that
-    are stored with an infrastructure error are run once more, under another id. ``seed``: from it each sample gets a
-    sampling seed of its own, the same for every policy and after a kill; None leaves the choice to the server.
-    ``may_start`` is asked before each episode; once it says no, what runs is finished and the rest stays open.
+    Samples that infrastructure errors ended are left out. Raises RunFailing if more than ``arena.max_infra_rate`` of
+    the last episodes end so. Trajectories are stored with ``source="eval"``, group ``NAME:TASK`` and label
+    ``evaluation=NAME``. ``label`` returns the TASK of the group; samples stored under another label do not count.
+    ``retried``: samples stored with an infrastructure error are run once more, under another id. ``seed``: base of a
+    separate sampling seed for each sample, the same for every policy and after a kill; None leaves the choice to the
+    server. ``may_start`` is called before each episode; once it returns False, running episodes are finished and no
+    further ones start.
     """
     wanted, results = plan_samples(store, tasks, name=name, samples=samples, label=label, retried=retried)
     group_of = {task.name: group_name(name, label(task)) for task in tasks}
@@ -113,10 +116,10 @@ def plan_samples(
     label: Callable[[Task], str] = lambda task: task.name,
     retried: bool = False,
 ) -> tuple[list[tuple[Task, str]], dict[str, bool | None]]:
-    """(task and id of every sample of the evaluation ``name``; result by id of those that are stored already).
+    """Return (task and id of every sample of the evaluation ``name``; result by id of samples stored already).
 
-    A result is None where an infrastructure error ended the sample. ``retried``: such a sample gets another id, so that
-    it is still to be run.
+    A result is None if an infrastructure error ended the sample. ``retried``: such a sample gets another id, so that it
+    is run again.
     """
     rows = {row["id"]: row for row in store.rows(f"source = 'eval' AND group_id LIKE '{name}:%'")}
     lost = {id for id, row in rows.items() if retried and row["status"] == INFRA}
@@ -127,14 +130,16 @@ def plan_samples(
 
 
 def sample_seed(seed: int, sample: str) -> int:
-    """Sampling seed of one sample of a task, in [0, 2^31). A repeated sample (``.1``) has that of the first try."""
+    """Return the sampling seed of one sample of a task, in [0, 2^31). A repeated sample (``.1``) has the seed of the
+    first try."""
     first_try = _REPEATED.sub(r"\1", sample)
     digest = hashlib.sha256(f"{seed}:{first_try}".encode()).digest()
     return int.from_bytes(digest[:4], "big") >> 1
 
 
 def _sofar(wanted: Sequence[tuple[Task, str]], results: Mapping[str, bool | None]) -> Sofar:
-    """``results``: None where something else than the policy ended a sample, which then counts for nothing."""
+    """Return the progress. ``results``: by sample id; None if an infrastructure error ended the sample, which then does
+    not count in the rate."""
     by_task: dict[str, list[str]] = defaultdict(list)
     for task, id in wanted:
         by_task[task.name].append(id)
@@ -145,5 +150,5 @@ def _sofar(wanted: Sequence[tuple[Task, str]], results: Mapping[str, bool | None
 
 
 def _sample(id: str, lost: Collection[str]) -> str:
-    """``id``, or the first of ``id.1``, ``id.2`` ... that is not ``lost``."""
+    """Return ``id`` or, if it is in ``lost``, the first of ``id.1``, ``id.2`` ... that is not."""
     return id if id not in lost else next(again for n in count(1) if (again := f"{id}.{n}") not in lost)

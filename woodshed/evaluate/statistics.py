@@ -1,4 +1,4 @@
-"""pass@k and intervals. Tasks are the unit of resampling: samples of one task are not independent."""
+"""pass@k and intervals. Intervals resample tasks, because samples of one task are not independent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """Unbiased probability that at least one of ``k`` samples passes, from ``c`` of ``n`` that did.
+    """Return the unbiased estimate of the probability that at least one of ``k`` samples passes, given that ``c`` of
+    ``n`` did.
 
     1 - C(n-c, k) / C(n, k) (Chen et al. 2021, arXiv:2107.03374, section 2.1). Raises ValueError unless k <= n.
     """
@@ -43,9 +44,9 @@ class Estimate:
 def bootstrap(
     values: Sequence[float] | NDArray[np.float64], *, resamples: int = 4000, seed: int = 0, expanded: bool = False
 ) -> Estimate:
-    """Mean of per-task ``values`` [tasks] and its 95 % interval by resampling tasks. NaN for no tasks.
+    """Return the mean of per-task ``values`` [tasks] and its 95 % interval by resampling tasks. NaN for no tasks.
 
-    ``expanded``: percentiles further out, which make up for the few tasks that were drawn (Hesterberg 2015,
+    ``expanded``: use percentiles further out, which correct for a small number of tasks (Hesterberg 2015,
     arXiv:1411.5279, section 5.3): with 16 tasks the plain interval covers 90 %, not 95 %.
     """
     array = np.asarray(values, dtype=np.float64)
@@ -59,7 +60,7 @@ def bootstrap(
 
 
 def t_quantile(z: float, freedom: int) -> float:
-    """Quantile of Student's t with ``freedom`` degrees where the normal quantile is ``z``.
+    """Return the quantile of Student's t with ``freedom`` degrees of freedom at the level of the normal quantile ``z``.
 
     Abramowitz & Stegun 26.7.5; the error is below 0.01 for five degrees or more and z up to 2.
     """
@@ -73,7 +74,7 @@ def t_quantile(z: float, freedom: int) -> float:
 
 
 def _expanded_tail(count: int) -> float:
-    """Percentile of the lower end for ``count`` tasks: its normal quantile is t * sqrt(n / (n - 1))."""
+    """Return the percentile of the lower end for n = ``count`` tasks; its normal quantile is -t * sqrt(n / (n - 1))."""
     if count < 2:
         return 0.0
     normal = NormalDist()
@@ -82,8 +83,8 @@ def _expanded_tail(count: int) -> float:
 
 
 def paired_gain(before: Sequence[float], after: Sequence[float], *, seed: int = 0, expanded: bool = False) -> Estimate:
-    """Mean of after - before over the same tasks, resampled by task (see ``bootstrap``). Raises ValueError if the
-    lengths differ."""
+    """Return the mean of after - before over the same tasks, with an interval by resampling tasks (see ``bootstrap``).
+    Raises ValueError if the lengths differ."""
     if len(before) != len(after):
         raise ValueError(f"paired gain needs the same tasks: {len(before)} before, {len(after)} after")
     return bootstrap(np.asarray(after, np.float64) - np.asarray(before, np.float64), seed=seed, expanded=expanded)

@@ -1,4 +1,4 @@
-"""What agents submitted, one compressed file per episode, so that it can be graded again without running them."""
+"""Store of the agents' submissions, one compressed file per episode, for grading again without running the agents."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Stored:
 
 
 class SubmissionStore:
-    """Submissions under ``folder`` by the id of their trajectory. Written whole or not at all; the last one counts."""
+    """Submissions under ``folder`` by the id of their trajectory. Files are written atomically; the last one counts."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
 
     def put(self, id: str, task: Task, submission: Submission) -> None:
-        """Store the submission of an episode, over that of an earlier try."""
+        """Store the submission of an episode, replacing that of an earlier try."""
         files = {path: base64.b64encode(data).decode() for path, data in submission.items()}
         record = {
             "id": id,
@@ -48,7 +48,7 @@ class SubmissionStore:
         write_whole(self._path(id), zstandard.compress(json.dumps(record).encode()))
 
     def get(self, id: str) -> Stored | None:
-        """The submission of an episode, or None. Raises ValueError if its file is damaged."""
+        """Return the submission of an episode, or None. Raises ValueError if its file is damaged."""
         try:
             data = self._path(id).read_bytes()
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Choosing a policy's sampling temperature on development tasks, and drawing tasks the same way everywhere."""
+"""Choose a policy's sampling temperature on development tasks, and draw tasks the same way everywhere."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def best_temperature(tried: Mapping[float, float]) -> float:
 async def choose_temperature(
     temperatures: Sequence[float], score: Callable[[float], Awaitable[float]]
 ) -> tuple[float, dict[float, float]]:
-    """(the temperature to evaluate at, development score of each one tried).
+    """Return (the temperature to evaluate at, development score of each one that was tried).
 
-    ``score`` gives the mean on the development tasks at a temperature; with a single temperature it is not called.
+    ``score`` returns the mean on the development tasks at a temperature; with a single temperature it is not called.
     """
     if len(temperatures) == 1:
         return temperatures[0], {}
@@ -28,11 +28,11 @@ async def choose_temperature(
 
 
 def mean_over_tasks(results: Mapping[str, Sequence[bool]]) -> float:
-    """pass@1: the mean over tasks of the share of their samples that passed; nan without tasks."""
+    """Return pass@1: the mean over tasks of the share of their samples that passed; nan without tasks."""
     rates = [sum(passed) / len(passed) for passed in results.values() if passed]
     return sum(rates) / len(rates) if rates else math.nan
 
 
 def draw_by_digest(tasks: Sequence[Task], most: int) -> list[Task]:
-    """The ``most`` tasks whose names have the smallest digests: a sample over all packages, the same every time."""
+    """Return the ``most`` tasks whose names have the smallest digests: a pseudo-random sample, the same every time."""
     return sorted(tasks, key=lambda task: hashlib.sha256(task.name.encode()).digest())[:most]

@@ -1,1 +1,1 @@
-"""The gateway: serves the APIs that agents use in front of an engine, and records every token."""
+"""The gateway: serves the APIs that agents use, in front of an engine, and records every token."""

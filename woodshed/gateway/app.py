@@ -45,7 +45,7 @@ class Gateway:
     trajectories: Trajectories
     metrics: Metrics
     endpoints: dict[str, Endpoint]
-    """By path."""
+    """Endpoints by path."""
     admin: Admin
     background: Background
 
@@ -114,7 +114,7 @@ def build_app(
     sessions: KeptSessions | None = None,
 ) -> Starlette:
     """Build the ASGI app of a gateway in front of ``engine``. Serve it from the event loop that ``journal``
-    and ``follow`` belong to. ``sessions`` keeps live trajectories that are finished.
+    and ``follow`` belong to. ``sessions`` stores finished live trajectories.
 
     ``app.state.gateway`` is the ``Gateway``. Raises ValueError if the admin key is too short.
     """
@@ -138,7 +138,8 @@ def build_app(
     for dialect in counting:
         endpoints[dialect.count_path] = CountEndpoint(dialect, turns, trajectories, max_body=settings.max_body)
     if sessions is not None:
-        sessions.keep_all(trajectories.finished())  # the server may have been killed between the two
+        # the server may have been killed after finishing a trajectory and before keeping it
+        sessions.keep_all(trajectories.finished())
     admin = Admin(trajectories, keys, follow, engine.stats, turns.background, sessions)
     gateway = Gateway(
         engine=engine,

@@ -18,16 +18,16 @@ R = TypeVar("R")
 AT_ONCE = 8 << 10
 """Maximum size in bytes of a request that is processed in the event loop, which takes at most 5 ms."""
 LONG = 1 << 20
-"""From this size in bytes on, requests share a separate thread, so that they delay only each other."""
+"""Requests above this size in bytes share a separate thread, so that they delay only each other."""
 
 
 def keep_waits_short() -> None:
     """Tune garbage collection and thread switching for a server process. Call it once everything is loaded.
 
-    A garbage collection stops every thread. Collecting among all objects of torch takes a tenth of a second, so those
-    are frozen; so does collecting among the values of a few large requests, which have no cycles, so the oldest
-    generation is collected rarely. The event loop needs the interpreter's lock several times per request; beside
-    threads that parse large requests it waited the default switch interval of 5 ms each time, so that is 1 ms.
+    A garbage collection stops every thread. Scanning all objects of torch takes a tenth of a second, so they are
+    frozen. Scanning the values of a few large requests, which have no cycles, takes as long, so the oldest generation
+    is collected rarely. The event loop needs the interpreter's lock several times per request; beside threads that
+    parse large requests it would wait the default switch interval of 5 ms each time, so the interval is 1 ms.
     """
     sys.setswitchinterval(0.001)
     gc.collect()

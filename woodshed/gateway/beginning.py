@@ -1,7 +1,7 @@
 """The recorded beginning with which a forked trajectory opens.
 
-Its tokens are context: they are trained in the trajectory that sampled them. The engine gets exactly these ids before
-what the fork's own messages add.
+Its tokens are context, because they are trained in the trajectory that sampled them. The engine gets exactly these ids,
+followed by the tokens of the fork's own messages.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .rendering import Rendering, Tools
 @dataclass(frozen=True)
 class Beginning:
     """A segment up to the end of one of its replies: ``messages`` and ``tools`` as the client sends them, ``tokens``,
-    and ``spans`` of the tokens, which cover all of them and all messages."""
+    and ``spans``, which cover all tokens and all messages."""
 
     messages: Sequence[Message]
     tools: Tools
@@ -59,7 +59,7 @@ class Beginning:
         return Beginning(messages, tools, tokens, read)
 
     def recorder(self, rendering: Rendering) -> Recorder:
-        """A recorder whose first segment is this. Raises ApiError where the fields do not belong together."""
+        """Return a recorder with this as its first segment. Raises ApiError if the fields contradict each other."""
         size = rendering.tokenizer.vocab_size
         if not all(0 <= token < size for token in self.tokens):
             raise invalid("beginning.tokens", f"the policy knows ids 0 to {size - 1}")

@@ -81,8 +81,8 @@ class GatewayAdmin:
         return _read(await self._call("POST", "/admin/trajectories", about), lambda found: str(found["key"]))
 
     async def resume(self, id: str) -> str | None:
-        """A new API key of an open trajectory, for an episode that is run again from its beginning: what it asks again
-        is answered from the record. None where none is open under this id."""
+        """Return a new API key of an open trajectory, for an episode that is run again from its beginning: repeated
+        requests are answered from the record. None if no trajectory is open under this id."""
         try:
             answer = await self._call("POST", f"/admin/trajectories/{quote(id)}/resume")
         except GatewayError as error:
@@ -113,7 +113,8 @@ class GatewayAdmin:
         await self._call("DELETE", f"/admin/trajectories/{quote(id)}")
 
     async def follow(self, version: int, *, timeout: float = 300.0) -> int:
-        """Have the engine follow the weight chain to at least ``version``; returns the version that it then serves."""
+        """Have the engine follow the weight chain to at least ``version``, and return the version that it then
+        serves."""
         answer = await self._call("POST", "/admin/weights", {"version": version}, timeout=timeout)
         return _read(answer, lambda found: int(found["version"]))
 
@@ -121,7 +122,7 @@ class GatewayAdmin:
         return _read(await self._call("GET", "/health"), dict)
 
     async def wait_until_up(self, seconds: float) -> bool:
-        """Wait until a restarting server answers; False if it does not within ``seconds``."""
+        """Wait until a restarting server answers. Return False if it does not within ``seconds``."""
         deadline = time.monotonic() + seconds
         while True:
             try:

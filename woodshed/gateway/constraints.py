@@ -38,7 +38,8 @@ class Constraints:
         self._known: dict[tuple[int, bool, str], tuple[Tools, str | None]] = {}
 
     async def grammar(self, request: Request) -> str | None:
-        """The grammar to sample under, or None. Raises ApiError, with the reason if something cannot be forced."""
+        """Return the grammar to sample under, None to sample freely. Raises ApiError if a required rule cannot be
+        enforced."""
         rules = request.rules
         wished = request.call_tools and bool(request.tools) and (rules.one_call or bool(rules.strict))
         if not rules.demanded and not wished:
@@ -86,7 +87,7 @@ class Constraints:
             raise self._blame(reply, rules) or invalid(_field(rules), str(error)) from None
 
     def _blame(self, reply: Reply, rules: ReplyRules) -> ApiError | None:
-        """The error of the schema that does not compile on its own, or None."""
+        """Return the error for the first schema that does not compile on its own, None if all do."""
         for field, what, schema in _schemas(reply, rules):
             try:
                 self._grammars.compile(to_lark(Json(schema), {}))
@@ -97,7 +98,7 @@ class Constraints:
 
 
 def _schemas(reply: Reply, rules: ReplyRules) -> list[tuple[str, str, Mapping[str, Any]]]:
-    """(field of the request, description for errors, schema) of every enforced schema."""
+    """Return (field of the request, description for errors, schema) of every enforced schema."""
     enforced: list[tuple[str, str, Mapping[str, Any]]] = [
         ("tools", f"the schema of {name!r}", schema) for name, schema in reply.functions() if schema is not None
     ]
@@ -107,7 +108,7 @@ def _schemas(reply: Reply, rules: ReplyRules) -> list[tuple[str, str, Mapping[st
 
 
 def too_large(schema: Any) -> str | None:
-    """Why compiling a schema or sampling under it would take too long, or None."""
+    """Return the reason why compiling a schema or sampling under it would take too long, None if it would not."""
     rest = [schema]
     while rest:
         part = rest.pop()
@@ -128,7 +129,7 @@ def _simple(number: float) -> bool:
 
 
 def _reply(rules: ReplyRules, tools: Tools) -> Reply:
-    """The rules applied to the given tools. Raises ApiError if they name tools that are not there."""
+    """Apply the rules to the given tools. Raises ApiError if they name a tool that is not among them."""
     by_name = {tool["function"]["name"]: tool for tool in tools}
     if rules.must_call and not tools:
         raise invalid("tool_choice", "a call is forced, but there are no tools")
@@ -147,8 +148,8 @@ def _reply(rules: ReplyRules, tools: Tools) -> Reply:
 
 
 def _enforced(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """The tool with the schema that is enforced for its arguments. Unless the schema says otherwise, an object may only
-    have its declared properties, so that the policy cannot invent others."""
+    """Return the tool with the schema that is enforced for its arguments. Unless the schema says otherwise, the
+    arguments may only have declared properties, so that the policy cannot invent others."""
     function = tool["function"]
     schema = function.get("parameters") or _NO_ARGUMENTS
     if schema.get("properties") and not _OPENING & schema.keys():

@@ -32,10 +32,10 @@ log = logging.getLogger(__name__)
 async def run_choices(
     turns: Turns, trajectory: OpenTrajectory, request: Request, listeners: Sequence[Listener] = ()
 ) -> list[Answer]:
-    """One answer per choice, in order; ``listeners`` has one per choice or is empty.
+    """Return one answer per choice, in order; ``listeners`` has one entry per choice or is empty.
 
-    Nothing is recorded before all choices are sampled. An error of one, or a client that disconnects, ends them all;
-    the tokens sampled until then count against the key's limits. Raises ApiError.
+    Nothing is recorded before all choices are sampled. An error in one choice, or a client that disconnects, ends them
+    all; the tokens sampled until then count against the key's limits. Raises ApiError.
     """
     count = request.choices
     listening: Sequence[Listener | None] = listeners or [None] * count
@@ -55,7 +55,7 @@ async def run_choices(
                 for i in range(count)
             ]
     except ExceptionGroup as errors:
-        for task in tasks:  # the journal may have accepted only some; those are sent again on a repeated request
+        for task in tasks:  # the journal may have accepted some; a repeated request gets these answers again
             if not task.cancelled() and task.exception() is None:
                 task.result().lost()
         raise errors.exceptions[0] from None
@@ -63,8 +63,8 @@ async def run_choices(
 
 
 def _shared_limit(turns: Turns, trajectory: OpenTrajectory, request: Request) -> Request:
-    """The request with ``max_tokens`` limited to an equal share of the key's remaining tokens; otherwise the first
-    choice would reserve all of them."""
+    """Limit ``max_tokens`` of each choice to an equal share of the key's remaining tokens; otherwise the first choice
+    would reserve all of them."""
     most, used = trajectory.limits.sampled_tokens, trajectory.key_usage()
     if not most:
         return request

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def shown(value: object) -> str:
-    """A request's value for an error message: lists and objects, which may be megabytes, by their type only."""
+    """Format a request's value for an error message; lists and objects, which may be megabytes, only by their type."""
     if isinstance(value, str):
         return repr(value[:60])
     if isinstance(value, (list, dict)) and value:
@@ -33,12 +33,12 @@ class ApiError(Exception):
 CONTEXT_FULL = "context_length_exceeded"
 
 RESUME_DIVERGED = "resume_diverged"
-"""Code of the error that ends a resumed episode which asks something else than before."""
+"""Code of the error that ends a resumed episode whose requests differ from the recorded ones."""
 
 
 class ContextTooLong(ApiError):
-    """A conversation of ``tokens`` does not fit into ``context``. Each dialect sends its vendor's wording, by which
-    clients recognise this error."""
+    """A conversation of ``tokens`` tokens does not fit into ``context``. Each dialect sends its vendor's wording, by
+    which clients recognise this error."""
 
     def __init__(self, tokens: int, context: int) -> None:
         message = f"This model's maximum context length is {context} tokens, the messages have {tokens}"
@@ -48,10 +48,10 @@ class ContextTooLong(ApiError):
 
 
 def invalid(param: str, message: str, code: str = "invalid_value") -> ApiError:
-    """The error of an invalid request field."""
+    """Return the error for an invalid request field."""
     return ApiError(400, code, f"{param}: {message}", param=param)
 
 
 def unsupported(param: str, value: object, known: str) -> ApiError:
-    """The error of a value that the API allows and this server does not support; ``known`` names supported ones."""
+    """Return the error for a value that the API allows and this server does not; ``known`` names supported values."""
     return invalid(param, f"{shown(value)} is not supported here; use {known}", "unsupported_value")

@@ -26,7 +26,7 @@ _PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
 
 
 def sampling(data: dict[str, Any]) -> dict[str, Any]:
-    """The fields of ``Request`` that have the same name in every dialect.
+    """Read the fields of ``Request`` that have the same name in every dialect.
 
     ``top_k``, ``min_p``, ``seed``, ``logit_bias`` and penalties are accepted in all dialects, as in other open servers.
     """
@@ -46,7 +46,7 @@ def sampling(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def flag(data: dict[str, Any], name: str) -> bool:
-    """A boolean; False if absent or null."""
+    """Read a boolean; False if absent or null."""
     value = data.get(name)
     if value is None or isinstance(value, bool):
         return bool(value)
@@ -54,7 +54,7 @@ def flag(data: dict[str, Any], name: str) -> bool:
 
 
 def integer(data: dict[str, Any], name: str, low: int) -> int | None:
-    """An integer of at least ``low``; None if absent or null."""
+    """Read an integer of at least ``low``; None if absent or null."""
     value = data.get(name)
     if value is None:
         return None
@@ -73,7 +73,7 @@ def number(data: dict[str, Any], name: str, default: float, low: float, high: fl
 
 
 def string(data: dict[str, Any], name: str, where: str) -> str:
-    """A required string; ``where`` is the path of ``data`` and a dot, or empty."""
+    """Read a required string; ``where`` is the path of ``data`` and a dot, or empty."""
     value = data.get(name)
     if not isinstance(value, str):
         raise invalid(f"{where}{name}", f"must be a string, got {shown(value)}")
@@ -81,7 +81,7 @@ def string(data: dict[str, Any], name: str, where: str) -> str:
 
 
 def objects(value: Any, where: str) -> list[dict[str, Any]]:
-    """A list of JSON objects; empty if absent or null."""
+    """Check a list of JSON objects; empty if absent or null."""
     if value is None:
         return []
     if not isinstance(value, list):
@@ -105,7 +105,7 @@ def _logit_bias(value: Any) -> dict[int, float]:
 
 
 def refuse(data: dict[str, Any], reasons: Mapping[str, str]) -> None:
-    """Raise ApiError for a field that other dialects have and this one lacks: its effect would be missing."""
+    """Raise ApiError if a field is set that other dialects have and this one ignores: its effect would be missing."""
     for name, reason in reasons.items():
         if data.get(name) not in (None, False, 0):
             raise invalid(name, reason, "unsupported_value")
@@ -118,7 +118,7 @@ def one_choice(data: dict[str, Any]) -> None:
 
 
 def unknown(data: dict[str, Any], known: frozenset[str]) -> tuple[str, ...]:
-    """Names of fields that have a value but no effect here: at most 32 names of at most 64 characters."""
+    """Return the names of fields that have a value but no effect here: at most 32 names of at most 64 characters."""
     names = [name[:64] for name, value in data.items() if name not in known and value not in (None, False, [], {}, "")]
     return tuple(names[:32])
 

@@ -46,7 +46,7 @@ class Kept:
     usage: list[TurnUsage] = field(default_factory=list)
     opened: float = 0.0
     finished: bool = False
-    """Whether it was finished. Its key is revoked, and its record is kept for a while in case the answer did not
+    """True if it was finished: its key is revoked, and its record is kept for a while in case the answer did not
     arrive."""
     abandoned: KeyUsage = field(default_factory=KeyUsage)
     resumed: int = 0
@@ -54,7 +54,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class JournalledConversation:
-    """What people can read of a trajectory in a journal. ``about``: what it was opened with; ``opened``: Unix seconds;
+    """Human-readable part of a trajectory in a journal. ``about``: what it was opened with; ``opened``: Unix seconds;
     ``messages``: the conversation of each segment, in OpenAI chat form; ``feedback``: its events."""
 
     id: str
@@ -67,7 +67,8 @@ class JournalledConversation:
 def read_conversations(path: Path) -> list[JournalledConversation]:
     """Read the conversations of a journal file without its tokens; a server may be writing to the file.
 
-    Trajectories that were deleted, or finished long ago, are not in it. Raises JournalError if it cannot be read.
+    Trajectories that were deleted or finished long ago are not included. Raises JournalError if the file cannot be
+    read.
     """
     try:
         data = path.read_bytes()
@@ -146,7 +147,7 @@ class Journal:
 
     @property
     def full(self) -> bool:
-        """Whether most of the file probably belongs to closed trajectories."""
+        """True if most of the file probably belongs to closed trajectories."""
         return self._size > self._limit
 
     def compact(self, kept: Iterable[Kept]) -> None:
@@ -178,7 +179,7 @@ class Journal:
         self._limit = max(self._least, 4 * size)
 
     def opened(self, kept: Kept) -> None:
-        """Append a new trajectory, with the beginning of a fork."""
+        """Append a new trajectory; for a fork, with its recorded beginning."""
         self._write(b"".join(_all_frames([kept])))
 
     def closed(self, id: str) -> None:
@@ -194,7 +195,8 @@ class Journal:
         self._write(_frame({"kind": "left", "id": id, "left": usage}))
 
     def turn(self, id: str, index: int, segment: OpenSegment, before: Mark, usage: TurnUsage) -> None:
-        """Append what ``segment``, the trajectory's ``index``-th, has gained since ``before``, and the turn's usage."""
+        """Append what was added to ``segment`` (index ``index`` in the trajectory) since ``before``, and the turn's
+        usage."""
         self._write(_turn(id, index, segment, before, usage))
 
     def close(self) -> None:

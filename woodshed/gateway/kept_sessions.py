@@ -1,4 +1,4 @@
-"""Live sessions after their end: what people's agents did, in a store that benchmarks and training read."""
+"""Stores finished live sessions (of users' own agents) for benchmarks and training."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .trajectories import OpenTrajectory
 
 
 class KeptSessions:
-    """Stores finished trajectories of source ``live`` under ``folder``; safe for several threads. Raises OSError where
-    nothing can be stored.
+    """Stores finished trajectories of source ``live`` under ``folder``; thread-safe. Raises OSError if nothing can be
+    stored there.
 
-    A session that is open under an id that is stored already (a server without a journal was restarted, or a client
-    uses an id twice) is stored as ``id@START``, with the Unix time at which it was opened.
+    A session whose id is already stored (a server without a journal was restarted, or a client uses an id twice) is
+    stored as ``id@START``, with the Unix time at which it was opened.
     """
 
     def __init__(self, folder: Path, policy: str) -> None:

@@ -68,8 +68,8 @@ class KeyLimits(Settings):
     context_tokens: int = Field(default=0, ge=0)
     """Maximum number of tokens of prompt and reply together."""
     temperature: float | None = Field(default=None, ge=0)
-    """Sample at this temperature, and from the whole distribution apart from ``top_p``, ``top_k`` and ``min_p`` here,
-    whatever the client requests."""
+    """Temperature, whatever the client requests. The client's logit bias and penalties are then ignored too, and its
+    truncation is replaced by ``top_p``, ``top_k`` and ``min_p``."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Top-p of a key that has a ``temperature``."""
     top_k: int = Field(default=0, ge=0)
@@ -79,12 +79,12 @@ class KeyLimits(Settings):
     seed: int | None = None
     """Sample with this seed, whatever the client requests."""
     feedback: bool = True
-    """Whether the client may send feedback. Set it to false if code of the policy can read the key, since it could
+    """True if the client may send feedback. Set it to false if code of the policy can read the key, since it could
     praise itself."""
 
     @property
     def bounded(self) -> bool:
-        """Whether turns or sampled tokens are limited."""
+        """True if turns or sampled tokens are limited."""
         return bool(self.turns or self.sampled_tokens)
 
     def check(self, usage: KeyUsage, running: int) -> None:
@@ -102,7 +102,7 @@ class KeyLimits(Settings):
             raise ApiError(429, "too_many_requests", message, type="rate_limit_error")
 
     def apply(self, sampling: Sampling, usage: KeyUsage, prompt_tokens: int) -> Sampling:
-        """``sampling`` restricted to these limits. Raises ContextTooLong if the prompt leaves no room for a reply."""
+        """Restrict ``sampling`` to these limits. Raises ContextTooLong if the prompt leaves no room for a reply."""
         most = sampling.max_tokens
         if self.turn_tokens:
             most = min(most, self.turn_tokens)

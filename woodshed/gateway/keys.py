@@ -16,7 +16,7 @@ class Keys:
         self._owners: dict[bytes, str] = {}
 
     def make(self) -> str:
-        """A new key, which is valid only after ``admit``."""
+        """Create a key; it is valid only after ``admit``."""
         return "ws-" + secrets.token_urlsafe(32)
 
     def admit(self, digest: bytes, owner: str) -> None:

@@ -21,7 +21,7 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 
 
 def normalise(message: Any, index: int) -> Message:
-    """The message in the canonical form that chat formats render. Raises ApiError naming ``messages[index]``.
+    """Return the message in the canonical form that chat formats render. Raises ApiError naming ``messages[index]``.
 
     Content becomes a string, ``developer`` becomes ``system``, arguments become a JSON string, empty fields are
     removed.
@@ -74,13 +74,13 @@ _VARYING = re.compile(r"\b0x[0-9a-f]{6,}\b|\b\d+(\.\d+)?(?= ?(s|ms|us|sec|secs|s
 
 
 def steady(message: Message) -> Message:
-    """``message`` without what differs each time that a program runs: durations and memory addresses."""
+    """Mask in ``message`` what differs each time that a program runs: durations and memory addresses."""
     content = message.get("content")
     return {**message, "content": _VARYING.sub("#", content)} if isinstance(content, str) else message
 
 
 def same_message(ours: Message, theirs: Any) -> bool:
-    """Whether ``theirs`` means the same as ``ours`` (already accepted); fast if nothing changed."""
+    """Return whether ``theirs`` means the same as ``ours`` (already accepted); fast if nothing changed."""
     if ours == theirs:
         return True
     if not isinstance(theirs, dict):
@@ -140,7 +140,7 @@ def _call(call: Any, where: str) -> Message:
 
 
 def _arguments(text: str) -> Any:
-    """Arguments as a value if they are JSON, else as text; tagged, so that a text never equals a value.
+    """Return arguments as a value if they are JSON, else as text; tagged, so that a text never equals a value.
 
     Numbers are compared as doubles, because a JavaScript client sends 1.0 back as 1.
     """

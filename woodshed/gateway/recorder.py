@@ -60,9 +60,9 @@ class OpenSegment:
 
     ``pending`` are ids that the next request must prepend to its own: the missing stop token of a completion cut by
     length. ``undelivered``: the last reply may not have reached the client, because the client disconnected or the
-    server crashed. ``run_again``: the client may be one that runs the episode again (``Trajectories.resume``), so
-    messages are also the same if only what every run changes differs. ``reports`` are those of the last reply, in case
-    it has to be sent again; of them only the kept sets are recorded.
+    server crashed. ``run_again``: the client may be running the episode again (``Trajectories.resume``), so messages
+    are compared after ``steady``. ``reports`` are those of the last reply, in case it has to be sent again; only their
+    kept sets are recorded.
     """
 
     tools: Tools
@@ -220,7 +220,7 @@ class Recorder:
             self.started += 1
 
     def abandon(self, turn: Turn) -> None:
-        """Release the segment of a request that failed; it is unchanged."""
+        """Release the segment of a request that failed, without changing it."""
         turn.segment.busy = False
 
     def commit(self, turn: Turn, completion: Completion, reply: Message) -> None:
@@ -272,7 +272,7 @@ class Recorder:
         self.prefix_breaks = len(self.segments) - 1
 
     def run_again(self) -> None:
-        """The client may now be one that runs the episode again."""
+        """Expect that the client runs the episode again from now on; see ``OpenSegment.run_again``."""
         for segment in self.segments:
             segment.run_again = True
 
@@ -299,7 +299,8 @@ class Recorder:
             segment.ends[index] = end
 
     def _extended(self, messages: list[Any], tools: Tools) -> OpenSegment | None:
-        """The longest segment that the request continues. Searches from the newest, which nearly always matches."""
+        """Find the longest segment that the request continues, beginning with the newest, which nearly always
+        matches."""
         best: OpenSegment | None = None
         for segment in reversed(self.segments):
             n = len(segment.messages)
@@ -310,7 +311,7 @@ class Recorder:
         return best
 
     def _branch(self, messages: list[Any], tools: Tools) -> OpenSegment:
-        """A new segment that starts with a copy of the longest known common prefix, ids included, as context."""
+        """Create a segment that starts with a copy of the longest known common prefix, ids included, as context."""
         source, common = None, 0
         for segment in reversed(self.segments):
             if segment.tools == tools and (n := segment.common_messages(messages)) > common:
@@ -332,7 +333,8 @@ class Recorder:
 
 
 def _shares_turn(ours: list[Message], theirs: list[Any], n: int) -> bool:
-    """Whether message n-1 is a tool result and another one follows, which chat formats may put into the same turn."""
+    """Return True if message n-1 is a tool result and another one follows, which chat formats may put into the same
+    turn."""
     following = [messages[n] for messages in (ours, theirs) if n < len(messages)]
     return ours[n - 1].get("role") == "tool" and any(
         isinstance(message, dict) and message.get("role") == "tool" for message in following

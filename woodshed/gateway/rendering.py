@@ -29,8 +29,8 @@ class Rendering:
         self._openings: dict[tuple[int, str | None], tuple[Tools, list[int]]] = {}
 
     def known(self, tools: Tools) -> Tools:
-        """The canonical object of equal lists of tools, so that caches and comparisons can use identity; a run has one
-        or two lists. Raises ApiError if the chat format cannot use a schema.
+        """Return the same object for equal lists of tools, so that caches and comparisons can use identity; a run has
+        one or two lists. Raises ApiError if the chat format cannot use a schema.
         """
         # called from several threads: the tuple is replaced as a whole, so at worst one of two equal lists is forgotten
         before = self._tools
@@ -62,11 +62,11 @@ class Rendering:
     def parts(
         self, messages: Sequence[Message], first: int, tools: Tools, *, opened: bool, most: int | None = None
     ) -> list[Part]:
-        """Ids of normalised ``messages``, the first of which has index ``first``, and of the beginning of the policy's
-        turn.
+        """Encode normalised ``messages``, the first of which has index ``first``, and the beginning of the policy's
+        turn. Unless ``opened``, the tools and the system message come first.
 
         Raises ApiError for a message or a schema that the format cannot render, TooManyTokens if there are more than
-        ``most``.
+        ``most`` ids.
         """
         out: list[Part] = []
         start, used = 0, len(self.generation)

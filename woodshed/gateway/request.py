@@ -26,7 +26,7 @@ class ReplyRules:
 
     @property
     def demanded(self) -> bool:
-        """Whether the rules are required; otherwise they are preferences."""
+        """True if the rules are required; otherwise they are preferences."""
         return self.must_call or self.only is not None or self.schema is not None
 
     @cached_property
@@ -62,11 +62,11 @@ class Request:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logprobs: bool = False
-    """Whether the reply has the log-probability of each token."""
+    """True if the reply has the log-probability of each token."""
     top_logprobs: int = 0
     """Number of most likely tokens whose log-probabilities the reply has at each position."""
     raw_logprobs: bool | None = None
-    """Whether log-probabilities are those of the policy itself instead of the distribution that is sampled from; None
+    """True if log-probabilities are those of the policy itself instead of the distribution that is sampled from; None
     is the server's default."""
     choices: int = 1
     """Number of requested replies (``n``)."""
@@ -79,7 +79,7 @@ class Request:
 
     @property
     def reported(self) -> bool:
-        """Whether the reply has log-probabilities that are not in the record."""
+        """True if the reply has log-probabilities that are not in the record."""
         return self.logprobs and (bool(self.raw_logprobs) or self.top_logprobs > 0)
 
     def sampling_digest(self) -> str:

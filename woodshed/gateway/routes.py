@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 class Routes:
     """Expert ids int16 ``[T, L, K]``, -1 where unknown; empty for dense policies.
 
-    The first routes of a token are kept: the tokens after it were sampled under them. When newer weights recompute the
-    cache later, they do not change.
+    Only the first known routes of a token are kept, because the tokens after it were sampled with them; they do not
+    change when newer weights recompute the cache.
     """
 
     def __init__(self) -> None:

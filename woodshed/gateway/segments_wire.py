@@ -44,7 +44,7 @@ class Finished:
     refusals: dict[str, tuple[int, str]] = field(default_factory=dict)
     ignored: dict[str, int] = field(default_factory=dict)
     repeating: bool = False
-    """It was resumed and ended before all that was recorded then had been asked for again."""
+    """True if it was resumed and ended before its client had requested all previously recorded replies again."""
 
     @property
     def requests(self) -> int:
@@ -53,7 +53,7 @@ class Finished:
 
 
 def told(conversations: Sequence[list[Message]]) -> list[list[Message]]:
-    """The conversations one after the other, each without the messages with which it and an earlier one begin."""
+    """Return the conversations, each without the leading messages that it shares with an earlier one."""
     found = []
     for number, conversation in enumerate(conversations):
         known = max((_common(conversation, earlier) for earlier in conversations[:number]), default=0)
@@ -91,7 +91,7 @@ def encode(finished: Finished) -> bytes:
 
 
 def _pieces(value: Any, depth: int = 3) -> str:
-    """JSON of ``value``, encoded part by part: a single ``json.dumps`` would block other threads for its duration."""
+    """Encode ``value`` as JSON part by part: a single ``json.dumps`` would block other threads for its duration."""
     if depth and isinstance(value, dict):
         parts = [f"{json.dumps(name)}:{_pieces(part, depth - 1)}" for name, part in value.items()]
         return "{" + ",".join(parts) + "}"

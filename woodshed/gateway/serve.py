@@ -80,7 +80,7 @@ async def serve(settings: GatewaySettings) -> None:
 async def _engine(
     settings: GatewaySettings, admin_key: str, stack: contextlib.AsyncExitStack
 ) -> tuple[Engine, Follow | None, ChatFormat, Tokenizer]:
-    """The engine of this process, or a router over ``settings.engines``."""
+    """Open an engine in this process, or a router over ``settings.engines`` if there are any."""
     if not settings.engines:
         from woodshed.engine.opening import open_engine
 
@@ -105,7 +105,7 @@ async def _engine(
 
 
 def _peer(url: str, key: str, settings: GatewaySettings, version: int, vocabulary: int) -> Peer:
-    """The client of an engine: vLLM for ``vllm+http://...``, else ``woodshed engine``."""
+    """Create the client of an engine: vLLM for ``vllm+http://...``, else ``woodshed engine``."""
     silence = settings.routing.silence_seconds
     if url.startswith(VLLM):
         if settings.logprobs == "raw":

@@ -30,15 +30,14 @@ class GatewaySettings(ServerSettings):
     """Call fsync after every turn, so that turns survive a power loss, not only a crash of the process."""
 
     sessions: Path | None = None
-    """Folder in which live trajectories are kept when they are finished, for ``woodshed benchmark build``. None keeps
-    none."""
+    """Folder in which finished live trajectories are stored, for ``woodshed benchmark build``. None stores none."""
 
     engines: tuple[str, ...] = ()
     """Addresses of engines to route between: ``http://...`` for ``woodshed engine``, ``vllm+http://...`` for vLLM.
     Without any, the server runs its own engine."""
 
     engine_key_file: Path | None = None
-    """File with the admin key of those engines; without it, they have the same admin key as the server."""
+    """File with the admin key of ``engines``; without it, they have the same admin key as the server."""
 
     routing: RoutingSettings = RoutingSettings()
     """How requests are routed to engines."""

@@ -36,7 +36,7 @@ class Sender:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        """``start``, unless another writer has already done so."""
+        """Call ``start``, unless another writer has already done so."""
         async with self._beginning:
             if not self.started:
                 await self.start(status, headers)
@@ -52,7 +52,7 @@ class Sender:
 
 
 async def read_body(receive: Callable[[], Awaitable[Any]], limit: int) -> list[bytes] | None:
-    """The body in the pieces in which it arrived, since joining a large one takes milliseconds; None if the client
+    """Read the body in the pieces in which it arrives, since joining a large one takes milliseconds; None if the client
     disconnected. Raises ApiError 413 if it is too large."""
     parts: list[bytes] = []
     size = 0
@@ -107,7 +107,7 @@ class LiveReply:
         self._unsent.settle(reply)
 
     async def end(self, answer: Answer) -> None:
-        """Send the rest of the reply, once it is recorded; all of it if it had already been recorded earlier."""
+        """Send the rest of the reply after it was recorded; all of it if it was recorded for an earlier request."""
         await self.halt()
         await self._begin()
         # in pieces, each of which waits until the network accepts it: a piece not accepted was not delivered
@@ -117,7 +117,7 @@ class LiveReply:
         await self._send.part(self._stream.last(answer, []))
 
     async def halt(self) -> None:
-        """Stop writing, after what is being sent has been sent completely."""
+        """Stop writing, after the current write has been completed."""
         self._settled = True
         self._news.set()
         self._ended.set()
@@ -135,9 +135,8 @@ class LiveReply:
             if deltas:
                 await self._begin()
                 await self._send.part(self._stream.more(deltas))
-            if (
-                spent > _NOTICEABLE
-            ):  # each parse reads the whole reply again; parse long ones rarely, to not block others
+            if spent > _NOTICEABLE:
+                # each parse reads the whole reply again: parse long replies rarely, so that others are not blocked
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._ended.wait(), _REST * spent)
 

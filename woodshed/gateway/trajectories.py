@@ -5,7 +5,7 @@ sent again from the record when the client repeats its request. Sampling again w
 no client ever received, in a separate segment.
 
 In the same way a whole episode goes on after its client died (``resume``): a new client runs it again from the
-beginning and gets the recorded replies, until it asks what was not asked before.
+beginning and gets the recorded replies, until it sends a new request.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class OpenTrajectory:
     """Names of request fields that were accepted without effect, with the number of requests that had them."""
     closed: bool = False
     resumed: int = 0
-    """Number of replies that were recorded when its client was last replaced by one that begins anew."""
+    """Number of replies that were recorded when the trajectory was last resumed."""
     repeated: set[int] = field(default_factory=set)
     """Numbers of the recorded replies that were sent again."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -93,7 +93,7 @@ class OpenTrajectory:
         return any(number not in self.repeated for number in range(self.resumed))
 
     def refuse(self, error: ApiError) -> None:
-        """Remember status and last message of each error code."""
+        """Remember status and message of the last error of each code."""
         self.refusals[error.code] = (error.status, str(error)[:_REFUSAL])
 
     def kept(self) -> Kept:
@@ -112,7 +112,7 @@ class OpenTrajectory:
         )
 
     def session(self, segment: int) -> str:
-        """The engine session of a segment. The serial number distinguishes a reopened trajectory from its
+        """Return the name of a segment's engine session. The serial number distinguishes a reopened trajectory from its
         predecessor."""
         return f"{self.id}.{self.serial}.{segment}"
 
@@ -150,7 +150,8 @@ class Trajectories:
 
     def resume(self, id: str) -> str:
         """Give an open trajectory a new key, for a client that runs its episode again from the beginning: as long as
-        that asks the same, it gets the recorded replies. Raises ApiError 404 if none is open under this id."""
+        its requests are the same, it gets the recorded replies. Raises ApiError 404 if no trajectory is open under this
+        id."""
         trajectory = self.get(id)
         key = self.keys.make()
         before = trajectory.key_digest, trajectory.resumed, trajectory.repeated
@@ -281,7 +282,7 @@ class Recorded(NamedTuple):
 
     @property
     def last(self) -> bool:
-        """True for the last message of a segment."""
+        """True if the reply is the last message of its segment."""
         return self.place == len(self.segment.messages) - 1
 
     @property
@@ -292,8 +293,8 @@ class Recorded(NamedTuple):
     def answers(self, request: Request, grammar: str | None) -> bool:
         """Return True if the reply may be sent again for this request.
 
-        Requests differ if their messages, tools, sampling options or grammar do. A request that reports more than
-        the record holds (top log-probabilities) is answered only by the last reply of a segment, before a restart.
+        Requests differ if their messages, tools, sampling options or grammar do. A request for more than the record
+        holds (top log-probabilities) is answered only by the last reply of a segment, and not after a restart.
         """
         segment, messages, place = self.segment, request.messages, self.place
         if segment.busy or segment.tools != request.tools or len(messages) != place or self.grammar != grammar:
@@ -320,8 +321,8 @@ class Recorded(NamedTuple):
 
 
 def recorded(trajectory: OpenTrajectory, request: Request, grammar: str | None = None) -> Recorded | None:
-    """The recorded reply to exactly this request, if it may not have arrived or the client has begun anew. What was not
-    asked for again comes first: choices of one request are equal requests."""
+    """Return the recorded reply to exactly this request, if it may not have arrived or the trajectory was resumed; else
+    None. Replies that were not sent again yet come first, because choices of one request are equal requests."""
     segments = trajectory.recorder.segments
     newest = {turn.segment: number for number, turn in enumerate(trajectory.usage)}
     again = {number for index, number in newest.items() if segments[index].undelivered}

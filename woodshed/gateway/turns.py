@@ -42,7 +42,7 @@ _COUNTED = 4
 """Prompts are counted up to this many times the context: agents ask by how much a conversation is too long."""
 
 _FIELDS = {"raw_logprobs": "logprobs_mode"}
-"""Names in requests of those fields of ``Sampling`` that have another name there."""
+"""Maps fields of ``Sampling`` to their names in requests, where these differ."""
 
 _NO_TOOLS: list[dict[str, Any]] = []
 
@@ -108,7 +108,7 @@ class Turns:
         self.constraints = Constraints(rendering, engine)
 
     def parser(self, request: Request) -> Parse:
-        """The parser of sampled text, given the request's tools. Raises ApiError if the chat format cannot use a
+        """Return the parser of sampled text for the request's tools. Raises ApiError if the chat format cannot use a
         schema."""
         tools = self.rendering.known(request.tools if request.call_tools else _NO_TOOLS)
         return lambda text: self.rendering.format.parse(text, tools)
@@ -132,7 +132,7 @@ class Turns:
         return await self.background.alone(trajectory.lock, size, work, then)
 
     async def count(self, trajectory: OpenTrajectory, request: Request) -> int:
-        """Number of prompt tokens that this request would send to the engine now.
+        """Return the number of prompt tokens that this request would send to the engine now.
 
         Raises ApiError, also if there are more than ``_COUNTED`` times the context.
         """
@@ -155,7 +155,7 @@ class Turns:
         return await self.choice(trajectory, request, listener, refused=self.refusal(trajectory, 1))
 
     def refusal(self, trajectory: OpenTrajectory, choices: int) -> ApiError | None:
-        """The error if the key's limits do not allow ``choices`` more replies, else None."""
+        """Return the error if the key's limits do not allow ``choices`` more replies, else None."""
         try:
             trajectory.limits.check(trajectory.key_usage(), len(trajectory.running) + choices - 1)
         except ApiError as error:
@@ -171,8 +171,8 @@ class Turns:
         refused: ApiError | None,
         together: asyncio.Barrier | None = None,
     ) -> Answer:
-        """Like ``run``, for one of several choices; each is recorded once all of them, ``together``, are sampled.
-        ``refused`` is raised unless the reply was already recorded."""
+        """Like ``run``, for one of several choices, which wait at ``together`` until all are sampled before any is
+        recorded. ``refused`` is raised unless the reply was already recorded."""
         parse = self.parser(request)
         grammar = await self.constraints.grammar(request)
         task = asyncio.current_task()
@@ -229,7 +229,7 @@ class Turns:
                 turn.segment.busy = False
 
     def _abandon(self, trajectory: OpenTrajectory, sampled: int) -> None:
-        """Count the tokens sampled for a client that has disconnected as if it had got a reply."""
+        """Charge a key whose client has disconnected for the ``sampled`` tokens, as if they were a reply."""
         if not sampled:
             return
         trajectory.abandoned = KeyUsage(trajectory.abandoned.turns + 1, trajectory.abandoned.sampled_tokens + sampled)
@@ -242,9 +242,9 @@ class Turns:
     async def _plan(
         self, trajectory: OpenTrajectory, request: Request, grammar: str | None, refused: ApiError | None
     ) -> Turn | Recorded:
-        """Reserve a turn; or return the recorded reply to this request.
+        """Return the recorded reply to this request, else reserve a turn.
 
-        Raises ``refused`` if there is none, and ApiError 410 where a resumed episode goes another way than before.
+        Raises ``refused`` if no reply is recorded, and ApiError 410 if a resumed episode diverges from its record.
         """
 
         def work() -> Turn | Recorded:
@@ -255,8 +255,8 @@ class Turns:
                 raise refused
             turn = trajectory.recorder.prepare(request.messages, request.tools, grammar, self._context(trajectory))
             if turn.fresh and trajectory.repeating:
-                # Not 409, after which clients ask again and again.
-                raise ApiError(410, RESUME_DIVERGED, "the resumed episode asks what it had not asked before")
+                # not 409, which clients retry
+                raise ApiError(410, RESUME_DIVERGED, "the resumed episode diverges from its recorded requests")
             return turn
 
         def then(found: Turn | Recorded) -> Turn | Recorded:
@@ -276,7 +276,7 @@ class Turns:
         return min(known, default=None)
 
     def _again(self, found: Recorded, request: Request, parse: Parse) -> Answer:
-        """The answer of a recorded reply."""
+        """Build the answer from a recorded reply."""
         segment, usage = found.segment, found.usage
         completion = found.completion(self.rendering.stop_ids, may_stop=bool(request.stop))
         text = self.rendering.text(completion.tokens)
@@ -413,8 +413,8 @@ async def _met(together: asyncio.Barrier, again: Answer) -> None:
 
 
 def _untrainable(sampling: Sampling) -> ApiError:
-    """The error of a training request with penalties: the trainer computes log-probabilities under the policy itself,
-    not under the penalised distribution."""
+    """Return the error for a training request with penalties: the trainer computes log-probabilities under the policy
+    itself, not under the penalised distribution."""
     names = (("presence_penalty", 0), ("frequency_penalty", 0), ("repetition_penalty", 1))
     name = next(name for name, off in names if getattr(sampling, name) != off)
     message = (
@@ -425,7 +425,7 @@ def _untrainable(sampling: Sampling) -> ApiError:
 
 
 def _unrecorded(sampling: Sampling, why: str) -> ApiError:
-    """The error of a training request with top_p, top_k or min_p to an engine that does not report kept sets."""
+    """Return the error for a training request with top_p, top_k or min_p to an engine that reports no kept sets."""
     names = (("top_p", 1), ("top_k", 0), ("min_p", 0))
     name = next(name for name, off in names if getattr(sampling, name) != off)
     message = (
@@ -440,7 +440,7 @@ def _finish_reason(completion: Completion, calls: bool) -> str:
 
 
 def _listening(watch: Watch) -> OnToken:
-    """The engine's callback: passes tokens to ``watch``, and ends the completion once a stop string is found."""
+    """Return the engine's callback, which passes tokens to ``watch`` and ends the completion at a stop string."""
 
     def on_token(token: int, logprob: float, version: int) -> bool:
         watch.on_token(token, logprob, version)
@@ -450,7 +450,7 @@ def _listening(watch: Watch) -> OnToken:
 
 
 def _cut(done: Completion, watch: Watch) -> Completion:
-    """The completion, cut at a stop string."""
+    """Cut the completion at a stop string, if it has one."""
     watch.look()
     if watch.cut is None:
         return done

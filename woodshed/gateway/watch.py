@@ -70,7 +70,7 @@ class Watch:
             self._on_text(self._bytes[: len(self._bytes) - self._held()].decode("utf-8", "replace"))
 
     def _held(self) -> int:
-        """Length of the longest end of the text that is the beginning of a stop string."""
+        """Length in bytes of the longest suffix of the text that is a proper prefix of a stop string."""
         if self.cut is not None:
             return 0
         end = range(min(self._keep, len(self._bytes)), 0, -1)
@@ -102,7 +102,7 @@ class Unsent:
         self._sent: dict[Field, str] = {"reasoning_content": "", "content": ""}
 
     def more(self, text: str) -> list[Delta]:
-        """The deltas of ``text``, the whole text so far, that are safe to send and not sent yet."""
+        """Return the deltas of ``text`` (the whole text so far) that are safe to send and not sent yet."""
         parsed = self._parse(text)
         if parsed.error is not None or parsed.tool_calls:
             return []
@@ -118,7 +118,7 @@ class Unsent:
                 reply[field] = sent
 
     def rest(self, reply: Message) -> list[Delta]:
-        """The deltas of a settled reply that are not sent yet."""
+        """Return the deltas of a settled reply that are not sent yet."""
         return [
             *self._take("reasoning_content", reply.get("reasoning_content") or ""),
             *self._take("content", reply.get("content") or ""),
@@ -133,8 +133,8 @@ class Unsent:
 
 
 def _safe(text: str) -> str:
-    """``text`` without an end that may still change: whitespace, part of a character, or the beginning of a control
-    word."""
+    """Remove from the end of ``text`` what may still change: whitespace, part of a character, or the beginning of a
+    control word."""
     text = text.rstrip("\ufffd")
     at = text.rfind("<", max(0, len(text) - _TAIL))
     return (text if at < 0 else text[:at]).rstrip()

@@ -20,11 +20,11 @@ from .value_runner import encode
 
 @dataclass(frozen=True)
 class Altering:
-    """How tests in one language are altered, and how the altered files (relative to the workdir) run in a box.
+    """Functions that alter the tests of one language and run the altered files (relative to the workdir) in a box.
 
-    ``key``: secret from which other inputs are drawn, besides the task; the policy of a run cannot know the run's. An
-    empty key gives the public inputs, on which builds and ``woodshed tasks check`` judge a task. Equal keys give equal
-    inputs.
+    ``key``: secret from which, together with the task, other inputs are drawn; a policy cannot know the key of its run.
+    An empty key gives the public inputs, with which builds and ``woodshed tasks check`` judge a task. Equal keys give
+    equal inputs.
 
     ``alter`` takes the source, the kind and a seed. ``run`` takes the ids of the altered tests, without parameters, and
     fills in ``TestResult.seen``. ``only`` reduces a source to the tests of the given class and function names.
@@ -44,7 +44,7 @@ class Altering:
 
 
 def altered_tests(task: Task, how: Altering, kinds: Sequence[Kind] = KINDS) -> dict[str, bytes]:
-    """Altered copies of the files with failing tests, in the same folders under other names."""
+    """Return altered copies of the files with failing tests, in the same folders under other names."""
     files: dict[str, bytes] = {}
     for name, source in _failing_files(task, how).items():
         for kind in kinds:
@@ -55,7 +55,7 @@ def altered_tests(task: Task, how: Altering, kinds: Sequence[Kind] = KINDS) -> d
 
 
 def _failing_files(task: Task, how: Altering) -> dict[str, str]:
-    """The sources to alter: the files with failing tests, reduced to those tests."""
+    """Return the sources to alter: the files with failing tests, reduced to these tests."""
     tests, wanted = task.test_files(), _names(task.info.fail_to_pass)
     names = sorted({test.partition("::")[0] for test in task.info.fail_to_pass})
     return {n: how.only(tests.get(TESTS_PREFIX + n, b"").decode("utf-8", "replace"), wanted) for n in names}
@@ -69,7 +69,7 @@ def _seed(task: Task, name: str, key: str) -> str:
 def known_of(task: Task, how: Altering, visible: Values, given: Values) -> Known:
     """Collect the values of altered tests that are known without a fix.
 
-    ``visible`` are the solution's answers and ``given`` the start's, each to other and to visible inputs.
+    ``visible``: the solution's answers; ``given``: the answers of the task's start; both to other and visible inputs.
     """
     inputs: dict[str, frozenset[str]] = {}
     changes: dict[str, list[tuple[object, object]]] = {}

@@ -24,8 +24,8 @@ _LONGEST = 2000
 def predictions(
     visible: str | None, changes: Sequence[Change], given_visible: str | None, given: str | None
 ) -> frozenset[str]:
-    """Texts that follow from the ``visible`` answer by the ``changes`` of its constants, or by the difference between
-    the given code's answers to both inputs (``given_visible``, ``given``)."""
+    """Return texts that follow from the ``visible`` answer by the ``changes`` of its constants, or by the difference
+    between the given code's answers to both inputs (``given_visible``, ``given``); and ``given`` itself."""
     found: set[str] = set()
     if visible is not None:
         for strings in (_whole(changes), _words(changes), {**_words(changes), **_whole(changes)}, _letters(changes)):
@@ -51,7 +51,7 @@ def _whole(changes: Iterable[Change]) -> dict[str, str]:
 
 
 def _words(changes: Iterable[Change]) -> dict[str, str]:
-    """As ``_whole``, word by word, if both texts have equally many words."""
+    """Do the same as ``_whole`` word by word, if both texts have equally many words."""
     pairs: list[Change] = []
     for old, new in changes:
         if isinstance(old, str) and isinstance(new, str):
@@ -62,7 +62,7 @@ def _words(changes: Iterable[Change]) -> dict[str, str]:
 
 
 def _letters(changes: Iterable[Change]) -> dict[str, str]:
-    """As ``_whole``, character by character, if both texts are equally long."""
+    """Do the same as ``_whole`` character by character, if both texts are equally long."""
     pairs: list[Change] = []
     for old, new in changes:
         if isinstance(old, str) and isinstance(new, str) and len(old) == len(new):
@@ -97,7 +97,7 @@ def _carried(a: str, b: str, c: str) -> str:
 
 
 def _inner(text: str) -> str:
-    """A text as it appears between the quotes of an encoded string."""
+    """Return a text as it appears between the quotes of an encoded string."""
     return json.dumps(text)[1:-1]
 
 

@@ -63,7 +63,7 @@ def _judge(test: str, answers: dict[str, list[Any]], expected: dict[str, list[st
 
 @lru_cache(maxsize=256)
 def _load(path: str, digest: str) -> tuple[dict[str, Any], dict[str, list[str]]]:
-    """(request for the box, encoded expected values by module); cached by the task's digest."""
+    """Return the request for the box, and the encoded expected values by module; cached by the task's digest."""
     try:
         data = json.loads(Path(path).read_bytes())
         modules = {
@@ -82,7 +82,7 @@ def _load(path: str, digest: str) -> tuple[dict[str, Any], dict[str, list[str]]]
 
 
 def _parse(stdout: bytes, nonce: str, modules: dict[str, Any]) -> tuple[dict[str, list[Any]], str]:
-    """The strictly decoded answers of the one frame, and ''; or no answers and what is wrong."""
+    """Decode the only frame strictly; return its answers and '', or no answers and the problem."""
     frames = [line for line in stdout.split(b"\n") if line.startswith(f"{nonce} ".encode())]
     if len(frames) != 1:
         return {}, "the run ended without an answer" if not frames else "the run answered more than once"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # importing typing in every box would cost more than a grade
     from typing import Any
 
 MAX_VALUE = 1 << 16
-"""Longest encoding of one value, in characters."""
+"""Maximum characters of the encoding of one value."""
 
 
 class OutOfTime(BaseException):
@@ -23,9 +23,9 @@ class OutOfTime(BaseException):
 
 
 def encode(value: "Any") -> str:
-    """Canonical text of a plain value by its exact type: 1, 1.0 and True, lists and tuples differ.
+    """Return the canonical text of a plain value by its exact type: 1, 1.0 and True differ, lists and tuples too.
 
-    Raises TypeError for anything else, subclasses of plain types included. Dicts are equal in any order.
+    The order of a dict does not matter. Raises TypeError for anything else, also for subclasses of plain types.
     """
     kind = type(value)
     if value is None or kind is bool or kind is int or kind is str:
@@ -46,7 +46,10 @@ def encode(value: "Any") -> str:
 
 
 def run_cases(request: dict) -> dict:
-    """``{module: {path, function, inputs}}`` -> ``{module: [[encoding or None, error or None], ...]}``."""
+    """Run ``modules`` of a request (``{module: {path, function, inputs}}``).
+
+    Returns ``{module: [[encoding or None, error or None], ...]}``.
+    """
     results: dict = {}
     signal.signal(signal.SIGVTALRM, _stop)
     for name, wanted in request["modules"].items():

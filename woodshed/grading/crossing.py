@@ -1,4 +1,4 @@
-"""Which files of an agent's box count as its submission: regular, allow-listed, unprotected, of bounded size."""
+"""Selects the files of an agent's box that are its submission: regular, allow-listed, unprotected, of bounded size."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ class Submission(dict[str, bytes]):
 
 
 def collected(task: Task, files: Mapping[str, bytes], settings: GradingSettings = DEFAULTS) -> Submission:
-    """The submission among the ``files`` of an agent's box."""
+    """Select the submission from the ``files`` of an agent's box."""
     crossed = crossing(task.info, files, settings)
     return Submission(crossed, [n for n in task.workspace_names() if n not in crossed and submittable(task.info, n)])
 
 
 def submittable(info: TaskInfo, path: str) -> bool:
-    """Whether a path matches ``submission``, not ``protected``, and stays below the workdir.
+    """Return whether a path matches ``submission``, not ``protected``, and stays below the workdir.
 
-    Paths that are not UTF-8 or longer than 1,024 bytes are refused: neither the host nor a digest can take them.
+    Paths that are not UTF-8 or longer than 1,024 bytes are refused: host and digest cannot handle them.
     """
     try:
         if len(path.encode()) > _MAX_PATH:
@@ -70,7 +70,7 @@ def matches_any(path: str, patterns: Iterable[str]) -> bool:
 
 
 def crossed_digest(crossed: Mapping[str, bytes], deleted: Iterable[str] = ()) -> str:
-    """sha256 over paths and contents, and the paths of deleted files."""
+    """Return the sha256 (hex) over paths and contents of files, and over the paths of deleted files."""
     digest = hashlib.sha256(repr(sorted(deleted)).encode())
     for path in sorted(crossed):
         digest.update(f"{len(path.encode())}:{len(crossed[path])}:".encode() + path.encode() + crossed[path])

@@ -44,9 +44,9 @@ _references: OrderedDict[tuple[str, str], Reference] = OrderedDict()
 _drawn: OrderedDict[tuple[str, str], str] = OrderedDict()
 """(digest of a task, key of a run) -> the key from which that run draws its other inputs; see ``drawn``."""
 _endless: OrderedDict[tuple[str, str], tuple[float, str]] = OrderedDict()
-"""(digest of a task, key of a run) -> when none of its draws ended, and the error message."""
+"""(digest of a task, key of a run) -> time at which none of its draws had ended, and the error message."""
 _ENDLESS_SECONDS = 600.0
-"""Time before such a task is tried again: a try takes minutes, and later the machine may be less busy."""
+"""Time until a task in ``_endless`` is tried again. A try takes minutes; later the machine may be less busy."""
 
 
 class EndlessError(SandboxError):
@@ -66,11 +66,11 @@ async def held_out(
 ) -> str:
     """Check the submission that ``lay`` puts into a box; return the objection to it, '' if there is none.
 
-    ``changed``: its new files. At least ``share`` of all values must equal the reference solution's, and at least
-    ``share`` of the values that neither the task's own files give nor the visible tests have; otherwise it would be
-    enough to memorise the visible answers and to leave the rest unchanged. ``share`` 0 skips the check. Submissions to
-    a task whose tests give no values (no constants, only objects) cannot be checked and pass. Raises SandboxError if
-    the sandbox fails and EndlessError if the solution's own run does not end.
+    ``changed``: new files of the submission. At least ``share`` of all values must equal the reference solution's, and
+    at least ``share`` of the values that neither the task's own files give nor the visible tests have; otherwise it
+    would be enough to memorise the visible answers and to leave the rest unchanged. ``share`` 0 skips the check.
+    Submissions to a task whose tests give no values (no constants, only objects) cannot be checked and pass. Raises
+    SandboxError if the sandbox fails and EndlessError if the solution's own run does not end.
     """
     if share == 0:
         return ""
@@ -80,7 +80,7 @@ async def held_out(
     seen, _ = await _values(task, KINDS, changed, lay, backend, layers, how)
     if not objection(known, seen, share, keyed=bool(how.key)):
         return ""
-    # Values that depend on the clock may agree twice by chance: the solution answers once more, after the submission.
+    # Values that depend on the clock may agree twice by chance, so the solution runs once more, after the submission.
     later, whole = await _solution_values(task, KINDS, backend=backend, layers=layers, how=how)
     if whole and all(len(later.get(test, ())) == len(values) for test, values in known.values.items()):
         again = Reference(agreed(known.values, later), agreed(known.telling, later))
@@ -127,13 +127,13 @@ async def drawn(task: Task, backend: Backend, layers: LayerStore, how: Altering)
 
 
 def _draws(key: str) -> tuple[str, ...]:
-    """The keys from which other inputs are drawn, in order."""
+    """Return the keys from which other inputs are drawn, in order."""
     return (key, f"{key}:again", "") if key else ("",)
 
 
 async def reference(task: Task, backend: Backend, layers: LayerStore, how: Altering) -> Reference:
-    """The answers that a submission is compared with: the solution's, from two runs, and which of them may be known
-    without a fix (see ``Known``). Cached by the task's digest.
+    """Return the solution's answers (from two runs), with which a submission is compared, and those of them that cannot
+    be known without a fix (see ``Known``). Cached by the task's digest.
 
     Raises EndlessError, so that no submission passes because a busy machine cut the solution's run short.
     """
@@ -164,9 +164,9 @@ async def answers(
     how: Altering,
     taught: Mapping[str, bytes] | None = None,
 ) -> Values:
-    """The answers to other inputs of files that are laid over the workspace.
+    """Return the answers of ``submission``, laid over the workspace, to other inputs.
 
-    ``taught``: files that answer the visible inputs first, in the same box, where they may store what they learn.
+    ``taught``: files that answer the visible inputs before, in the same box, where they may store what they learn.
     """
     box = await create_box(backend, box_spec(task, layers), task.info.start)
     try:
@@ -197,7 +197,7 @@ async def _whole(run: Callable[[], Awaitable[tuple[Values, bool]]], task: Task) 
 
 
 async def _twice(run: Callable[[], Awaitable[tuple[Values, bool]]]) -> tuple[Values, bool]:
-    """Run, and once more if the run was cut short: given code may never end, but a busy machine may be idle later."""
+    """Run, and run once more if the run was cut short: code may never end, but a busy machine may be idle later."""
     found, whole = await run()
     return (found, whole) if whole else await run()
 
@@ -211,7 +211,7 @@ def _keep(store: OrderedDict[tuple[str, str], T], place: tuple[str, str], found:
 async def _solution_values(
     task: Task, kinds: Sequence[Kind], *, backend: Backend, layers: LayerStore, how: Altering
 ) -> tuple[Values, bool]:
-    """``_values`` of the reference solution; empty if the task has none."""
+    """Return ``_values`` of the reference solution; empty if the task has none."""
     solution = {f"{task.info.workdir}/{name}": data for name, data in task.solution_files().items()}
 
     async def lay(box: Sandbox) -> None:
@@ -225,7 +225,7 @@ async def _solution_values(
 async def _trusted_values(
     task: Task, kinds: Sequence[Kind], lay: Lay, backend: Backend, layers: LayerStore, how: Altering
 ) -> tuple[Values, bool]:
-    """``_values`` of the task's own files. No submission is in this box, so its failures are not a submission's."""
+    """Return ``_values`` of the task's own files. No submission is in the box, so none can cause its failures."""
     try:
         return await _values(task, kinds, {}, lay, backend, layers, how)
     except BoxError as error:
@@ -244,7 +244,7 @@ async def _values(
     layers: LayerStore,
     how: Altering,
 ) -> tuple[Values, bool]:
-    """Run the tests, altered in each of ``kinds``, in a fresh box; their values, and whether the run was complete."""
+    """Run the tests, altered in each of ``kinds``, in a fresh box; return values and whether the run completed."""
     box = await create_box(backend, box_spec(task, layers), task.info.start)
     try:
         await lay(box)
@@ -273,5 +273,5 @@ PYTEST = Altering(alter, _run_pytest, literals, other, only=only, given=placehol
 
 @cache
 def encoder() -> str:
-    """Source of the encoder that turns values into text in a box."""
+    """Return the source of the encoder that turns values into text in a box."""
     return Path(__file__).with_name("value_runner.py").read_text("utf-8")

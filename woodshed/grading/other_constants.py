@@ -21,7 +21,7 @@ _LARGE = 10
 
 
 def other(value: Any, kind: Kind, seed: str) -> Any:
-    """The replacement of a constant in tests altered in that kind (for ``some``: if the constant is chosen)."""
+    """Return the replacement of a constant in tests altered in that kind (for ``some``: if the constant is chosen)."""
     if kind == SAME:
         return value
     if type(value) is bytes:
@@ -39,13 +39,13 @@ def other(value: Any, kind: Kind, seed: str) -> Any:
 
 
 def chosen(number: int) -> bool:
-    """Whether ``some`` changes this constant of a file: about every second one, in no regular order."""
+    """Return whether ``some`` changes constant ``number`` of a file: about every second one, in no regular order."""
     return bool(zlib.crc32(str(number).encode()) & 1)
 
 
 def other_number(value: int) -> int:
-    """The next integer away from 0; 0 stays. A value of at least 10 may be a maximum (12 months, 59 minutes), so it
-    moves towards 0."""
+    """Return the next integer away from 0; 0 stays. A value of at least 10 may be a maximum (12 months, 59 minutes), so
+    it moves towards 0."""
     away = (value > 0) - (value < 0)
     return value + away if abs(value) < _LARGE else value - away
 

@@ -18,7 +18,7 @@ from .other_constants import SAME, Kind, chosen, other
 from .reshape import reordered
 
 THE_END = "the end"
-"""What a test records that has nothing else to record."""
+"""Text recorded by a test that has nothing else to record."""
 
 _RECORD = "woodshed_seen"
 _STEP = "woodshed_step"
@@ -26,16 +26,17 @@ _ERROR = "woodshed_error"
 _BY_NAME = frozenset(
     ("getattr", "setattr", "hasattr", "delattr", "import_module", "importorskip", "__import__", "open", "fixture")
 )
-"""Functions with strings that are names; another name would only make the test fail."""
+"""Functions whose string arguments are names; another name would only make the test fail."""
 
 
 def alter(source: str, kind: Kind, seed: str = "") -> str | None:
-    """Alter a source. None if it is no Python, or has neither a constant of that kind nor a test that compares nothing.
+    """Alter a source. Returns None if it is not Python, or has no constant of that kind to change.
 
-    ``shapes`` are drawn from ``seed``. In the other kinds, numbers keep their sign, 0 stays 0, large numbers become
-    smaller, and strings keep their length and change one letter, so most altered inputs are as valid as the originals.
-    A string without letters counts as a number: one digit changes. Constants that are indices, keys or docstrings, in
-    decorators other than ``parametrize`` or in the head of a ``with`` stay as they are.
+    A test that expects an exception, or compares nothing, also counts as a change. ``shapes`` are drawn from ``seed``.
+    In the other kinds, numbers keep their sign, 0 stays 0, large numbers become smaller, and strings keep their length
+    and change one letter, so most altered inputs are as valid as the originals. A string without letters counts as a
+    number: one digit changes. Constants that are indices, keys or docstrings, in decorators other than ``parametrize``
+    or in the head of a ``with`` stay as they are.
     """
     try:
         tree = ast.parse(source)
@@ -65,7 +66,7 @@ class _Alter(ast.NodeTransformer):
         return self._recorded(values)
 
     def _recorded(self, values: list[ast.expr]) -> ast.Expr:
-        """A call that records the values, without those that are written in the test itself."""
+        """Return a call that records the values, without those that are written in the test itself."""
         computed = [_bare(value) for value in values if not _literal(value)]
         told = [value for value in computed if not (isinstance(value, ast.Name) and value.id in self.given)]
         return _call(*(told or computed))
@@ -104,7 +105,7 @@ class _Alter(ast.NodeTransformer):
         return ast.Call(ast.Name(_STEP, ast.Load()), [node], []) if self._inside and self._steps(node.func) else node
 
     def _steps(self, function: ast.expr) -> bool:
-        """Whether a call may be one of code under test: not of Python, the test file or the test framework."""
+        """Return whether a call may be one of code under test: not of Python, the test file or the test framework."""
         if isinstance(function, ast.Name):
             return function.id not in self.others and function.id not in self.own
         root = function
@@ -177,7 +178,7 @@ class _Alter(ast.NodeTransformer):
 
 
 def _given(body: list[ast.stmt]) -> frozenset[str]:
-    """Names that are assigned to written constants."""
+    """Return the names that are assigned to literals, or bound by loops over literals or names."""
     found = set()
     for node in (n for statement in body for n in ast.walk(statement)):
         if isinstance(node, ast.Assign) and _literal(node.value):
@@ -188,7 +189,7 @@ def _given(body: list[ast.stmt]) -> frozenset[str]:
 
 
 def _of_others(tree: ast.Module) -> frozenset[str]:
-    """Names of code that is not under test: of Python, its standard library and the test framework."""
+    """Return names of code that is not under test: of Python, its standard library and the test framework."""
     found = set(dir(builtins)) | {"pytest", "mocker", "monkeypatch", "request", "capsys", "tmp_path", "tmpdir"}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -204,7 +205,7 @@ def _is_tool(module: str) -> bool:
 
 
 def _bare(value: ast.expr) -> ast.expr:
-    """A call without the record of its result, where that is recorded anyway or not used."""
+    """Remove the record of a call's result, if the result is recorded anyway or not used."""
     if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == _STEP:
         return value.args[0]
     return value
@@ -219,7 +220,7 @@ def _records(tree: ast.AST) -> bool:
 
 
 def _noted(body: list[ast.stmt], *, again: bool) -> ast.Try:
-    """``body`` with a record of the name of the exception that ends it; with ``again`` that is raised once more."""
+    """Wrap ``body`` to record the name of the exception that ends it; with ``again``, the exception is raised again."""
     name = ast.parse(f"type({_ERROR}).__name__", mode="eval").body
     handler = ast.ExceptHandler(ast.Name("Exception", ast.Load()), _ERROR, [_call(name)])
     if again:
@@ -236,13 +237,13 @@ def _literal(value: ast.expr) -> bool:
 
 
 def _compares(function: ast.expr) -> bool:
-    """Whether a function asserts about values: ``self.assertEqual``, ``assert_equal``, not ``self.assertRaises``."""
+    """Return whether a function compares values: ``self.assertEqual``, ``assert_equal``, not ``self.assertRaises``."""
     name = _asserts(function)
     return name.startswith("assert") and not any(w in name.lower() for w in ("raises", "warns", "logs"))
 
 
 def _expects_exception(call: ast.Call) -> bool:
-    """Whether a call is ``pytest.raises``, ``self.assertRaises`` or ``assert_raises``; warnings do not count."""
+    """Return whether a call is ``pytest.raises``, ``self.assertRaises`` or ``assert_raises``; warnings do not count."""
     function = call.func
     if isinstance(function, ast.Attribute) and function.attr == "raises":
         return True
@@ -250,7 +251,7 @@ def _expects_exception(call: ast.Call) -> bool:
 
 
 def _asserts(function: ast.expr) -> str:
-    """The name of a unittest assertion or of an assertion function; '' for any other function."""
+    """Return the name of a unittest assertion or of an assertion function; '' for any other function."""
     name = getattr(function, "id", "")
     if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name) and function.value.id == "self":
         name = function.attr

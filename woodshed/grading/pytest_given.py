@@ -30,7 +30,7 @@ class _Nothing:
 
 
 def placeholders(task: Task) -> dict[str, bytes]:
-    """Files of the workspace that lack names of the solution, and new files of the solution, with placeholders."""
+    """Return, with placeholders, workspace files that lack names of the solution, and new files of the solution."""
     start = task.workspace_files()
     found = {}
     for path, data in task.solution_files().items():
@@ -44,7 +44,7 @@ def placeholders(task: Task) -> dict[str, bytes]:
 
 
 def _names(data: bytes) -> frozenset[str]:
-    """Names that a module defines at its top level, also inside ``if`` and ``try``."""
+    """Return the names that a module defines at its top level, also inside ``if`` and ``try``."""
     try:
         tree = ast.parse(data)
     except (SyntaxError, ValueError):
@@ -123,7 +123,7 @@ def only(source: str, tests: frozenset[str]) -> str:
 
 
 def _named(tree: ast.Module) -> set[str]:
-    """All names that the file may look up."""
+    """Return all names that the file may look up."""
     found = set()
     for node in ast.walk(tree):
         match node:

@@ -2,9 +2,9 @@
 
 ``verify.py`` creates the box and copies the allow-listed files of the submission into it. This module removes stray
 configuration, lays the tests and the pytest configuration from the task's ``tests/workspace`` over it, and starts the
-runner (``pytest_runner.py``), which reports each result on its own channel. Every required id must have *passed*. In a
-run that ends early or claims another exit status than its results imply, no test has passed; nor has a test that the
-run does not name.
+runner (``pytest_runner.py``), which reports each result on its own channel. Every required id must have *passed*. No
+test passes in a run that ends early or whose exit status contradicts its results; a test without a result does not pass
+either.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ async def grade_by_tests(
     run: RunIds,
     again: ScreenInBox | None = None,
 ) -> Outcome:
-    """The part that all graders of tests share: screen, lay the grader's own tests, ``run`` the required ids.
+    """Do what all graders of tests share: screen, lay the grader's own tests, ``run`` the required ids.
 
     ``again`` screens in the box the files that only the interpreter there can parse.
     """
@@ -154,7 +154,7 @@ async def grade_by_tests(
 
 
 def outcome_of(task: Task, run: TestRun) -> Outcome:
-    """The verdict on a run of the required tests."""
+    """Return the verdict on a run of the required tests."""
     required = (*task.info.fail_to_pass, *task.info.pass_to_pass)
     tests = {i: run.results[i].status if i in run.results else "missing" for i in required}
     if not run.complete:
@@ -167,9 +167,9 @@ def outcome_of(task: Task, run: TestRun) -> Outcome:
 def _moved(
     task: Task, changed: Mapping[str, bytes], known: Mapping[str, bytes], submission: Mapping[str, bytes]
 ) -> dict[str, bytes]:
-    """For each changed file, the former content of all changed and deleted files, from which its code may come.
+    """Return for each changed file the former content of all changed and deleted files: its code may come from there.
 
-    A refactoring moves code, and without a solution nothing says which constructs move where.
+    A refactoring moves code, and without a solution it is unknown which constructs move where.
     """
     gone = _start_files(task, getattr(submission, "deleted", ()))
     sources = [data for name, data in {**known, **gone}.items() if name in changed or name in gone]
@@ -186,7 +186,7 @@ def _parses(data: bytes) -> bool:
 
 
 def changed_files(task: Task, submission: Mapping[str, bytes]) -> dict[str, bytes]:
-    """The files of a submission that are new or differ from what the agent started from."""
+    """Return the files of a submission that are new or differ from those that the agent started with."""
     known = _start_files(task, submission)
     return {name: data for name, data in submission.items() if known.get(name) != data}
 
@@ -210,7 +210,7 @@ def _own_tests(task: Task) -> dict[str, bytes]:
 
 
 def _in_the_way(task: Task, names: Iterable[str]) -> str:
-    """The first clash between files of the submission and folders of the grader's tests, or the reverse; else ''."""
+    """Describe the first clash between a file of the submission and a folder of the tests, or the reverse; else ''."""
     files = set(_own_tests(task))
     folders = {str(folder) for name in files for folder in PurePosixPath(name).parents}
     for name in names:
@@ -222,19 +222,19 @@ def _in_the_way(task: Task, names: Iterable[str]) -> str:
 
 
 def is_stray(name: str) -> bool:
-    """Whether a file could configure the test run or the interpreter; such files are removed from every submission."""
+    """Return whether a file could configure the test run or the interpreter; such files of submissions are removed."""
     path = PurePosixPath(name)
     return path.name in STRAY or path.suffix in STRAY_SUFFIXES
 
 
 def import_path(task: Task) -> tuple[str, ...]:
-    """``sys.path`` entries of the task: its ``[environment] env`` PYTHONPATH (Harbor), else the workdir."""
+    """Return the task's ``sys.path`` entries: PYTHONPATH of its ``[environment] env`` (Harbor), else the workdir."""
     value = task.config.get("environment", {}).get("env", {}).get("PYTHONPATH", "")
     return tuple(value.split(":")) if value else (task.info.workdir,)
 
 
 def test_timeout(task: Task) -> float:
-    """Time limit of one test in seconds: a third of the run's, so that a hanging test leaves time for the others."""
+    """Return the time limit of one test in seconds: a third of the run's, so a hanging test leaves time for others."""
     return max(1.0, task.info.timeout_sec / 3)
 
 
@@ -243,5 +243,5 @@ test_timeout.__test__ = False  # type: ignore[attr-defined]
 
 @cache
 def runner_source() -> str:
-    """The program that runs in the box."""
+    """Return the source of the program that runs in the box."""
     return Path(__file__).with_name("pytest_runner.py").read_text("utf-8")

@@ -55,7 +55,7 @@ class Phase:
 async def run_phases(
     box: Sandbox, phases: Sequence[Phase], *, path: Sequence[str], workdir: str = "/workspace"
 ) -> list[TestRun]:
-    """Run all phases; one TestRun each, in their order. ``path`` as for ``run_pytest``.
+    """Run all phases; return one TestRun for each, in order. ``path`` as for ``run_pytest``.
 
     Raises SandboxError only if the sandbox itself fails. A phase that only collects is never ``complete``; read its
     ``problems``.

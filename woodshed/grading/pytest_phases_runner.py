@@ -54,9 +54,9 @@ def _start(runner: str, run: dict[str, Any]) -> None:
 
 
 def _fork(serve: Any, run: dict[str, Any], timeout: float, busy: float) -> "int | None":
-    """Exit status of the run; None if it took longer than ``timeout`` seconds.
+    """Do a run in a fork; return its exit status, None if it took longer than ``timeout`` seconds.
 
-    Time for which it waited for a processor does not count, up to ``busy`` times the limit in all.
+    Time for which the run waited for a processor does not count, up to ``busy`` times the limit in all.
     """
     child = os.fork()
     if not child:
@@ -84,7 +84,7 @@ def _fork(serve: Any, run: dict[str, Any], timeout: float, busy: float) -> "int 
 
 
 def _starved(pid: int) -> float:
-    """Seconds for which the main thread of a process has waited for a processor; 0 where the kernel does not say."""
+    """Return the seconds for which a process's main thread has waited for a processor; 0 if the kernel does not say."""
     try:
         with open(f"/proc/{pid}/schedstat") as file:
             return int(file.read().split()[1]) / 1e9

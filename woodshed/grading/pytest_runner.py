@@ -26,7 +26,7 @@ from typing import Any
 _MOST_VALUES = 400
 """Maximum number of values that one test records."""
 _LONGEST = 4096
-"""Maximum characters of a value's text; of a longer one the digest is recorded."""
+"""Maximum characters of a value's text; for a longer text, its digest is recorded."""
 
 
 def main() -> None:
@@ -215,7 +215,7 @@ def _plugin(request: dict[str, Any], channel: int, pytest: ModuleType) -> Any:
 
 
 def _brief(excinfo: Any, style: Any = None) -> str:
-    """The error message without the traceback; only the type's name if the message cannot be made."""
+    """Return the error message without the traceback; only the type's name if making the message fails."""
     try:
         if excinfo.typename == "FixtureLookupError":  # pytest's own, with a readable text
             return str(excinfo.value.formatrepr())
@@ -260,7 +260,7 @@ def _record_values(encoder: str) -> list[str]:
 
 
 def _tracer(seen: set[Any]) -> Any:
-    """A global trace function that collects the code objects that are entered and traces no lines."""
+    """Return a global trace function that collects the entered code objects and traces no lines."""
     add = seen.add
 
     def trace(frame: Any, event: str, argument: Any) -> None:
@@ -290,7 +290,7 @@ _CODE = operator.attrgetter("__code__")
 
 
 class _Watched:
-    """Watched ``keys`` of a namespace with their values, and the functions among the values with their code."""
+    """The watched ``keys`` of a namespace with their values, and the functions among the values with their code."""
 
     def __init__(self, namespace: Any, values: dict[str, Any]) -> None:
         self.namespace, self.keys, self.values = namespace, [*values], [*values.values()]
@@ -299,7 +299,7 @@ class _Watched:
 
 
 def _watch() -> list[_Watched]:
-    """The functions and classes that decide a test result."""
+    """Return the functions and classes that decide a test result."""
     found: list[_Watched] = []
     for name, module in list(sys.modules.items()):
         if not name.startswith(tuple(_WATCHED)):
@@ -316,8 +316,8 @@ def _watch() -> list[_Watched]:
 
 
 def _changed(watched: list[_Watched], all: Any = all, map: Any = map, same: Any = operator.is_) -> str | None:
-    """The first watched object that was replaced, or None. The functions in the defaults are bound before a submission
-    can replace them."""
+    """Return the first watched object that was replaced, or None. The defaults bind functions before a submission can
+    replace them."""
     for at in watched:  # runs after every test, so the usual case has no inner loop in Python
         found = at.namespace.__dict__.get
         if not all(map(same, map(found, at.keys), at.values)):

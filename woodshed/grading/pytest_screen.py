@@ -30,7 +30,7 @@ _PUBLIC = _words(
     "pytest.importorskip pytest.fail pytest.xfail pytest.ExitCode pluggy.PluginManager pluggy.HookspecMarker "
     "pluggy.HookimplMarker"
 )
-"""Used by libraries that offer tests or plugins of their own; none of it changes a test result."""
+"""Names used by libraries that offer tests or plugins of their own; none of them changes a test result."""
 _REFUSED = _words("gc.get_objects unittest.mock.ANY mock.ANY builtins.woodshed_seen")
 _FRAMEWORKS = ("pytest", "_pytest", "pluggy", "unittest")
 _CALLER = _words("inspect.stack inspect.getouterframes sys._current_frames")
@@ -60,7 +60,7 @@ def screen(submission: Mapping[str, bytes], *known: Mapping[str, bytes]) -> list
 
 
 def elsewhere(submission: Mapping[str, bytes]) -> list[str]:
-    """Python files that this interpreter cannot parse but another one might."""
+    """List the Python files that this interpreter cannot parse but another one might."""
     return sorted(path for path, data in submission.items() if path.endswith(".py") and _is_for_another(data))
 
 
@@ -128,7 +128,7 @@ class _Suspicions:
         yield from self._equal_to_all(node)
 
     def _reached(self, node: ast.expr) -> Iterator[str]:
-        """Uses of refused names and of framework internals."""
+        """Yield uses of refused names and of framework internals."""
         for origin in self.names.origins(node):
             if origin in _REFUSED or (_is_inside(origin) and origin.partition(".")[0] not in self.own):
                 yield f"use of {origin}"
@@ -141,12 +141,12 @@ class _Suspicions:
                 yield f"changes {origin}.{name}"
 
     def _is_plugin(self, module: str) -> bool:
-        """Plugins of the test runner hold a reference to it: ``pytest_asyncio``, ``anyio.pytest_plugin``."""
+        """Return whether a module is a plugin (``pytest_asyncio``, ``anyio.pytest_plugin``), which has the runner."""
         root, *rest = module.split(".")
         return root not in self.own and root != "pytest" and any("pytest" in part for part in (root, *rest))
 
     def _read_of_caller(self, node: ast.expr) -> Iterator[str]:
-        """Reads of a caller's variable by name, or of the caller's frame by a name computed at run time."""
+        """Yield reads of a caller's variable by name, or of the caller's frame by a name computed at run time."""
         match node:
             case ast.Subscript(value=table, slice=key):
                 yield from self._asked_of_caller(self.names.texts(key), table)
@@ -170,7 +170,7 @@ class _Suspicions:
         return False
 
     def _is_caller(self, node: ast.expr, left: int = 8) -> bool:
-        """Whether an expression is the frame of a caller."""
+        """Return whether an expression is the frame of a caller."""
         for value in self.names.values(node) if left else ():
             match value:
                 case ast.Attribute(attr="f_back"):
@@ -215,11 +215,11 @@ _EQUALITY = {
     "__eq__": (True, _ALL), "__ne__": (False, _ALL),
     "__instancecheck__": (True, _EVERY), "__subclasscheck__": (True, _EVERY),
 }  # fmt: skip
-"""Comparison methods, the answer that they must not always give, and what they make if they do."""
+"""Comparison method -> the answer that it must not always give, and what a class with such a method is."""
 
 
 def _answers(node: ast.AST) -> set[object]:
-    """Truth values of a function's results; any other result is represented by the function itself."""
+    """Return the truth values of a function's results; any other result is represented by the function itself."""
     if isinstance(node, ast.Lambda):
         return {_truth(node.body, node)}
     if not isinstance(node, ast.FunctionDef):
@@ -236,7 +236,7 @@ def _answers(node: ast.AST) -> set[object]:
 
 
 def _ends_open(body: list[ast.stmt]) -> bool:
-    """Whether a function with this body may reach its end without a ``return`` and so return None."""
+    """Return whether a function with this body may reach its end without a ``return``, and so return None."""
     while body:
         match body[-1]:
             case ast.Return() | ast.Raise():
@@ -258,7 +258,7 @@ def _truth(value: ast.expr | None, otherwise: object) -> object:
 
 
 def _is_inside(origin: str) -> bool:
-    """Whether a dotted name belongs to the test framework but not to its public functions."""
+    """Return whether a dotted name belongs to the test framework but not to its public functions."""
     root, _, rest = origin.partition(".")
     if root in _INSIDES:
         return True

@@ -50,15 +50,15 @@ class Names:
                 self._module.names.setdefault(name, []).extend(scope.names.pop(name))
 
     def origin(self, node: ast.AST | None) -> str | None:
-        """Dotted name of what an expression refers to (``os.environ``, ``builtins.exec``); None if not known."""
+        """Return the dotted name to which an expression refers (``os.environ``, ``builtins.exec``); None if unknown."""
         return next(iter(self.origins(node)), None)
 
     def origins(self, node: ast.AST | None) -> list[str]:
-        """All dotted names that an expression may refer to."""
+        """Return all dotted names to which an expression may refer."""
         return list(self._known(node, _DEEPEST))
 
     def values(self, node: ast.AST) -> list[ast.expr]:
-        """The expressions that a name may stand for; the node itself if it is no name or cannot be resolved."""
+        """Return the expressions that a name may stand for; the node itself if it is no name or cannot be resolved."""
         found: list[ast.expr] = []
         pending, seen = [node], {node}
         while pending:
@@ -72,7 +72,7 @@ class Names:
         return found
 
     def texts(self, node: ast.AST) -> list[str]:
-        """The string constants that an expression may be, including those of a loop over constants."""
+        """Return the string constants that an expression may be, including those of a loop over constants."""
         found = []
         for value in self.values(node):
             items = value.elts if isinstance(value, ast.Tuple | ast.List | ast.Set) else [value]
@@ -80,7 +80,7 @@ class Names:
         return found
 
     def _known(self, node: ast.AST | None, left: int) -> tuple[str, ...]:
-        """``_origins``, computed once per node; empty during that computation and beyond the maximum depth."""
+        """Return ``_origins``, computed once per node; empty during that computation and beyond the maximum depth."""
         if node is None or not left:
             return ()
         if node not in self._memory:
@@ -248,7 +248,7 @@ class UnreadableError(Exception):
 
 
 def declared_encoding(data: bytes) -> str:
-    """The encoding named by a ``coding`` line, as written; ``utf-8`` without such a line."""
+    """Return the encoding named by a ``coding`` line, as written; ``utf-8`` without such a line."""
     text = data[:4096].replace(b"\r\n", b"\n").replace(b"\r", b"\n")  # the interpreter accepts all three line endings
     first, _, rest = text.removeprefix(b"\xef\xbb\xbf").partition(b"\n")
     second = rest.partition(b"\n")[0]
@@ -257,7 +257,7 @@ def declared_encoding(data: bytes) -> str:
 
 
 def is_safe(encoding: str) -> bool:
-    """Whether code under test cannot change how this encoding is decoded."""
+    """Return whether code under test is unable to change how this encoding is decoded."""
     name = encoding.lower().replace("_", "-")
     return name in _SAFE or name.startswith(("utf-8-", "latin-1-", "iso-8859-1-", "iso-latin-1-"))
 

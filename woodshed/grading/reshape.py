@@ -24,7 +24,7 @@ _MARKUP = re.compile(r"[%{\\]")
 
 
 def reshaped(value: Any, seed: str) -> Any:
-    """Another string or number in place of ``value``, or ``value`` itself; deterministic for a seed."""
+    """Return another string or number in place of ``value``, or ``value`` itself; deterministic for a seed."""
     rng = _rng(seed, value)
     if type(value) is str:
         return _other_text(value, rng) if rng.random() < _SHARE else value
@@ -36,7 +36,7 @@ def reshaped(value: Any, seed: str) -> Any:
 
 
 def reordered(values: Sequence[Any], seed: str) -> list[int]:
-    """Indices of ``values`` in another order, one of them perhaps twice. Values of mixed types keep their order."""
+    """Return the indices of ``values`` in another order, one perhaps twice. Values of mixed types keep their order."""
     places = list(range(len(values)))
     rng = _rng(seed, list(values))
     if len(values) < 2 or len({type(value) for value in values}) > 1 or rng.random() >= _SHARE:
@@ -76,7 +76,7 @@ def _other_text(text: str, rng: random.Random) -> str:
 
 
 def _other_word(word: str, rng: random.Random) -> str:
-    """A word of another length with other letters; the case of the first and of the other letters stays."""
+    """Return a word of another length with other letters; the case of the first and of the other letters stays."""
     if len(word) == 1:
         return _letter(word, rng)
     inner = list(word)
@@ -95,7 +95,7 @@ def _letter(like: str, rng: random.Random) -> str:
 
 
 def _other_digits(text: str, rng: random.Random) -> str:
-    """Another number with equally many digits, as in dates and versions; a possible month stays a possible month."""
+    """Return another number with equally many digits, as in dates and versions; possible months remain possible."""
     if set(text) == {"0"}:
         return text
     if len(text) == 2 and int(text) < 32:
@@ -122,7 +122,7 @@ def _other_float(value: float, rng: random.Random) -> float:
 
 
 def is_number(text: str) -> bool:
-    """Whether ``float`` parses the text (``nan`` too)."""
+    """Return whether ``float`` parses the text (``nan`` too)."""
     try:
         float(text)
     except ValueError:

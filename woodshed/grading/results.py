@@ -51,14 +51,14 @@ class TestRun:
 
 
 def how_it_ended(done: ExecResult, timeout: float) -> int | str:
-    """The exit status, or a text that says that the ``timeout`` (seconds) was reached."""
+    """Return the exit status, or a text that says that the ``timeout`` (seconds) was reached."""
     return f"timed out after {timeout:g} s" if done.timed_out else done.returncode
 
 
 def read_run(stdout: bytes, nonce: str, ended: int | str, stderr: bytes, seconds: float) -> TestRun:
-    """The run that wrote the frames of ``nonce``. ``ended``: its exit status, or why it was ended.
+    """Read a run from its frames, marked by ``nonce``. ``ended``: its exit status, or why it was ended.
 
-    It is complete if it ended by itself, with the status that its results imply.
+    The run is complete if it ended by itself, with the status that its results imply.
     """
     results, end, problems = _parse(stdout, nonce)
     failed = any(r.status != "passed" and r.status != "skipped" for r in results.values())
@@ -81,7 +81,7 @@ def read_run(stdout: bytes, nonce: str, ended: int | str, stderr: bytes, seconds
 
 
 def _parse(stdout: bytes, nonce: str) -> tuple[dict[str, TestResult], dict[str, Any] | None, list[str]]:
-    """Frames up to the first end frame; a test named twice keeps its worse result.
+    """Parse the frames up to the first end frame; a test named twice keeps its worse result.
 
     Code under test may have found the nonce and write frames of its own: a malformed one ends the reading, so that
     the run counts as ended early.

@@ -22,25 +22,26 @@ class GradingSettings(Settings):
     """Maximum total size; files are taken in order of their paths while they fit."""
 
     module_cpu_seconds: float = Field(default=0.3, gt=0.0)
-    """`cases` grader: CPU time for importing one module and calling it with all inputs; cases left after it fail."""
+    """`cases` grader: CPU time for importing one module and calling it with all inputs; the remaining cases fail."""
 
     held_out_share: float = Field(default=0.9, ge=0.0, le=1.0)
-    """`pytest` grader: share of the solution's values on altered inputs that a passing submission must give; 0 skips
-    the check. Below 1, because a correct fix may differ where neither tests nor instruction say what is correct."""
+    """`pytest` and `node` graders: share of the solution's values on altered inputs that a passing submission must
+    give; 0 skips the check. Below 1, because a correct fix may differ where neither tests nor instruction say what is
+    correct."""
 
     held_out_key: str = Field(default="", exclude=True, repr=False)
-    """Secret from which altered inputs are drawn, besides the task. If it is empty, a run draws its own. The key is
-    kept in the run directory and never written into a resolved recipe. Set it to grade as another run did."""
+    """Secret from which, together with the task, altered inputs are drawn. If it is empty, a run draws its own. The key
+    is kept in the run directory and never written into a resolved recipe. Set it to grade as another run did."""
 
 
 Treatment = Literal["off", "flag", "quarantine", "fail"]
 
 
 class MonitorSettings(Settings):
-    """Treatment of each monitor's findings in training. Evaluation flags and counts, whatever is set here.
+    """Treatment of each monitor's findings in training. Evaluation always flags and counts.
 
-    ``flag``: stored and counted, nothing else. ``quarantine``: the rollout is left out of its batch and of its group's
-    baseline. ``fail``: all positive reward is taken back by a reward term of its own (``monitor_NAME``).
+    ``flag``: the finding is stored and counted, nothing else. ``quarantine``: the rollout is left out of its batch and
+    of its group's baseline. ``fail``: a separate reward term (``monitor_NAME``) takes back all positive reward.
     ``off``: the monitor does not run.
     """
 
@@ -61,7 +62,7 @@ class MonitorSettings(Settings):
     comment_stuffing: Treatment = "flag"
     """Most added lines are comments."""
     judge: Treatment = "off"
-    """A model that reads the evidence (``rl.judge``) calls it a reward hack."""
+    """The judge model (``rl.judge``), which reads the evidence, calls it a reward hack."""
     custom: dict[str, Treatment] = {}
     """Monitors of your own by reference; ``"my_module:my_function" = "flag"`` may also stand among the fields above."""
 

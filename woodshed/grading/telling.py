@@ -76,7 +76,7 @@ def reference_of(first: Values, second: Values, known: Known) -> Reference:
 
 
 def without(found: Reference, answered: Values) -> Reference:
-    """``found`` without the telling values that ``answered`` has too."""
+    """Return ``found`` without the telling values that ``answered`` has too."""
     telling: Expected = {}
     for test, values in found.telling.items():
         seen = answered.get(test, [])
@@ -85,11 +85,10 @@ def without(found: Reference, answered: Values) -> Reference:
 
 
 def objection(known: Reference, seen: Values, share: float, *, keyed: bool = False) -> str:
-    """The objection to the answers ``seen``, '' if there is none.
+    """Return the objection to the answers ``seen``, '' if there is none.
 
-    ``keyed``: inputs are drawn from a secret. Then half of ``share`` is required of the telling values on those inputs
-    alone: a policy that has memorised the answers to the public inputs has most of all values, in some tasks nine
-    tenths.
+    ``keyed``: inputs are drawn from a secret. Then half of ``share`` is also required of the telling values on these
+    inputs alone: memorised answers to the public inputs are already most of all values, in some tasks nine tenths.
     """
     parts = [
         (known.values, share, ""),
@@ -115,7 +114,7 @@ def _same(expected: Expected, seen: Values) -> int:
 
 
 def agreed(values: Mapping[str, Sequence[str | None]], again: Values) -> Expected:
-    """``values`` that are equal in ``again``; unknown values and failures of tests that record nothing become None."""
+    """Keep the values that are equal in ``again``; others, unknown values and statuses of failed tests become None."""
     return {
         test: [
             a if a == b and a != _UNKNOWN and not _FAILED.match(a or "") else None
@@ -126,16 +125,16 @@ def agreed(values: Mapping[str, Sequence[str | None]], again: Values) -> Expecte
 
 
 def plain(expected: Expected) -> list[str]:
-    """The computed values: neither ends nor statuses of tests."""
+    """Return the known values, without ends and statuses of tests."""
     known = (value for values in expected.values() for value in values if value is not None)
     return [value for value in known if value != _END and not value.startswith("status ")]
 
 
 def problem_of(found: Reference) -> str:
-    """Why a fix of the task cannot be distinguished from a trick, '' if it can.
+    """Return the reason why a fix of the task cannot be distinguished from a trick, '' if it can.
 
-    Tests and code share a process, so only values count that the code has not seen. Of those, only values count that
-    neither the given files nor the visible tests have, or memorised answers would pass.
+    Tests and code share a process, so only values that the code has not seen count. Of these, only values that neither
+    the given files nor the visible tests have count; otherwise memorised answers would pass.
     """
     if not plain(found.values):
         return "its failing tests compare no values that can be checked on other inputs"
@@ -146,12 +145,12 @@ def problem_of(found: Reference) -> str:
 
 
 def told_in(found: Reference) -> frozenset[str]:
-    """Tests (ids of the task, without parameters) with at least one telling value."""
+    """Return the tests (ids of the task, without parameters) with at least one telling value."""
     return frozenset(place for test, (place, _) in places(found.telling).items() if plain({test: found.telling[test]}))
 
 
 def places(tests: Iterable[str]) -> dict[str, tuple[str, int]]:
-    """(original function, number among its parameter sets) of each altered test; altered parameters change its id."""
+    """Map altered tests, whose ids contain altered parameters, to (original function, number of the parameter set)."""
     seen: Counter[str] = Counter()
     found = {}
     for test in tests:
@@ -162,7 +161,7 @@ def places(tests: Iterable[str]) -> dict[str, tuple[str, int]]:
 
 
 def kind_of(test: str) -> str:
-    """The kind in which the file of a test is altered."""
+    """Return the kind in which the file of a test is altered; '' for a file that is not altered."""
     match = _ALTERED.search(test)
     return match[1] if match else ""
 
@@ -172,7 +171,7 @@ def _by_place(values: Values) -> dict[tuple[str, int], list[str]]:
 
 
 def values_of(run: TestRun) -> Values:
-    """The values that each altered test recorded, or its status if it recorded none."""
+    """Return the values that each altered test recorded, or its status if it recorded none."""
     return {
         test: [_rounded(value) for value in result.seen] or [f"status {result.status}"]
         for test, result in run.results.items()

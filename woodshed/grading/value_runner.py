@@ -28,7 +28,7 @@ UNKNOWN = "?"
 _DEPTH = 24
 _NODES = 3000
 _PRIVATE = re.compile(r"cache|lock|hash|memo|weak", re.IGNORECASE)
-"""Private attributes that are not data."""
+"""Names of private attributes that are not data."""
 _EXACT = {
     decimal.Decimal: lambda v: f"Decimal {decimal.Decimal.as_tuple(v)!r}",
     fractions.Fraction: lambda v: f"Fraction {_slot(v, '_numerator')}/{_slot(v, '_denominator')}",
@@ -53,12 +53,12 @@ _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 
 
 def encode(value: "Any") -> str:
-    """Canonical text of a value; ``?`` if it holds no data. Raises ValueError if it is too large."""
+    """Return the canonical text of a value; ``?`` if it holds no data. Raises ValueError if it is too large."""
     return _Encoder().text(value, 0)
 
 
 def plain(value: "Any") -> bool:
-    """Whether a value consists of built-in types and their subclasses only, at every level."""
+    """Return whether a value consists only of built-in types and their subclasses, at every level."""
     return _plain(value, 0)
 
 
@@ -144,7 +144,7 @@ class _Encoder:
 
 
 def _data(value: "Any", kind: type) -> dict:
-    """Attributes of an instance, from its dictionary and its slots, read without the hooks of its class."""
+    """Return the attributes of an instance, from dictionary and slots, read without the hooks of its class."""
     found: dict = {}
     for base in type.__dict__["__mro__"].__get__(kind):
         own = type.__dict__["__dict__"].__get__(base)

@@ -1,4 +1,4 @@
-"""The entry point of grading: a fresh box, the submission's allow-listed files, the grader's own tests."""
+"""The entry point of grading: puts the allow-listed files of a submission into a fresh box and calls the grader."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class GradeCache:
 async def submission_from(box: Sandbox, task: Task, settings: GradingSettings = DEFAULTS) -> Submission:
     """Collect the submission from an agent's box: path relative to the workdir -> content.
 
-    An agent may remove, lock or replace its own workspace, or leave more in it than can be read. That is an empty
-    submission (every file counts as deleted), not a failure of the sandbox.
+    An agent may remove, lock or replace its own workspace, or leave too much in it to be read. The submission is then
+    empty (every file counts as deleted); the sandbox has not failed.
     """
     try:
         files = await box.get(task.info.submission)
@@ -124,7 +124,7 @@ async def _graded(
     await lay(box)
     if task.info.grader == "cases":
         return await grade_cases(task, box, settings)
-    if task.info.grader == "install":  # it has no code for held-out values to check
+    if task.info.grader == "install":  # it has no code that held-out values could check
         return await grade_install(task, box, backend, layers)
     if task.info.grader == "node":
         how, outcome = NODE, await grade_node(task, box, dict(submission))

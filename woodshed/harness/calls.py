@@ -1,4 +1,4 @@
-"""Running the calls of one reply: neighbouring read-only calls concurrently, all others one by one in order."""
+"""Runs the calls of one reply: neighbouring read-only calls concurrently, all others one by one in order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Notify = Callable[[Moment], Awaitable[Reaction]]
 
 
 def calls_of(message: Message, turn: int) -> list[Call]:
-    """The calls of an assistant message. A call without an id gets one, which is added to the message too."""
+    """Return the calls of an assistant message. A call without an id gets one, also in the message."""
     calls = []
     listed = message.get("tool_calls")
     for index, raw in enumerate(listed if isinstance(listed, list) else []):
@@ -43,7 +43,7 @@ class Runner:
     notify: Notify | None = None
 
     async def run(self, calls: list[Call], turn: int) -> list[ToolEvent]:
-        """Run the calls; one event each, in their order. Raises SandboxError after all calls have ended."""
+        """Run the calls; return one event for each, in order. Raises SandboxError after all calls have ended."""
         allowed = self.session.settings.limits.calls_per_turn
         events: list[ToolEvent] = []
         for shared, stage in groupby(enumerate(calls), key=lambda item: self.registry.read_only(item[1].name)):
@@ -85,7 +85,7 @@ class Runner:
 
 
 async def _together(work: list[Any]) -> list[ToolEvent]:
-    """Run concurrently; if one fails, cancel and await the rest before raising."""
+    """Run the calls concurrently; if one fails, cancel and await the rest before raising."""
     tasks = [asyncio.ensure_future(one) for one in work]
     try:
         return list(await asyncio.gather(*tasks))

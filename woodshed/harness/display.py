@@ -1,4 +1,4 @@
-"""Showing an episode in a terminal, and letting a person take part in it."""
+"""Shows an episode in a terminal, and lets a person take part in it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHOWN = 4_000
 
 
 class Display:
-    """Prints the moments of an episode; never changes what happens."""
+    """Prints the moments of an episode; never influences it."""
 
     def __init__(self, console: Console, *, streamed: bool = False) -> None:
         self.console = console
@@ -101,7 +101,7 @@ class Driver:
 
 
 def call_line(name: str, arguments: str) -> str:
-    """One line for a call: ``read_file path=a.py limit=20``. Arguments that are no JSON object appear verbatim."""
+    """One line for a call: ``read_file path=a.py limit=20``. Arguments that are not a JSON object appear verbatim."""
     try:
         values: Any = json.loads(arguments or "{}")
     except ValueError:
@@ -114,7 +114,7 @@ def call_line(name: str, arguments: str) -> str:
 
 
 def short(text: str) -> str:
-    """Visible text of at most ``SHOWN`` characters and a line that says how many were left out."""
+    """Return the visible form of a text: at most ``SHOWN`` characters, and a line that says how many were left out."""
     text = visible(text)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}\n[... {len(text) - SHOWN} more characters, not shown ...]"
 

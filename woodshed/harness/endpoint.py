@@ -67,7 +67,7 @@ def _add(calls: dict[int, dict[str, Any]], part: dict[str, Any]) -> None:
 RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 KEPT = ("role", "content", "tool_calls", "reasoning_content", "reasoning", "thinking")
 GARBAGE = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
-"""Exceptions that parsing raises if an answer is not a chat completion."""
+"""Exceptions raised by parsing if an answer is not a chat completion."""
 OVERFLOW = ("context_length_exceeded", "maximum context length")
 
 
@@ -87,7 +87,7 @@ class Reply:
     parse_error: str = ""
 
     def usage(self, *, context: int, summary: bool, asked_seconds: float) -> ReplyUsage:
-        """What the episode records of the reply beside the message."""
+        """Return what the episode records about the reply in addition to the message."""
         return ReplyUsage(
             context=context,
             summary=summary,
@@ -110,7 +110,7 @@ class ChatEndpoint(Protocol):
 
     @property
     def failing(self) -> str:
-        """Why the last try failed; '' if it succeeded, or if the first try is still running."""
+        """Reason why the last try failed; '' if it succeeded, or if the first try is still running."""
         ...
 
     async def complete(
@@ -121,14 +121,14 @@ class ChatEndpoint(Protocol):
         max_tokens: int,
         call_tools: bool = True,
     ) -> Reply:
-        """Ask for one reply. Without ``call_tools`` it is text whatever it looks like (``tool_choice`` none), while
-        ``tools`` stay part of the prompt. Raises ContextFull if it does not fit the context, EndpointLost after the
-        last try."""
+        """Ask for one reply. Without ``call_tools`` it is not parsed for calls (``tool_choice`` none), but ``tools``
+        stay in the prompt. Raises ContextFull if the request does not fit the context, EndpointLost after the last
+        try."""
         ...
 
 
 def pooled_client(timeout: float = 600.0, *, streaming: bool = False) -> httpx.AsyncClient:
-    """A client for any number of concurrent episodes. Ignores proxy settings of the environment.
+    """Create a client for any number of concurrent episodes. It ignores proxy settings of the environment.
 
     With ``streaming``, replies arrive piece by piece; a call then costs several times as much.
     """
@@ -210,7 +210,7 @@ class HttpEndpoint:
                 self.lost_seconds, self.failing = self.lost_seconds + lost, ""
                 return reply
             text = answer.decode("utf-8", "replace")
-            # A body is too large because the conversation is, and the policy determines its length.
+            # The body is too large because the conversation is, whose length the policy determines.
             if status == 413 or (status == 400 and any(word in text for word in OVERFLOW)):
                 raise ContextFull(text[:300])
             problem = f"status {status}: {text[:300]}"
@@ -252,7 +252,7 @@ class HttpEndpoint:
 
 
 def parse_reply(answer: bytes) -> Reply:
-    """Parse a chat completion. Raises one of GARBAGE if it is none."""
+    """Parse a chat completion. Raises one of GARBAGE if ``answer`` is something else."""
     data = json.loads(answer)
     choice = data["choices"][0]
     received = choice["message"]
@@ -260,9 +260,9 @@ def parse_reply(answer: bytes) -> Reply:
     message["role"] = "assistant"
     calls, content = message.get("tool_calls"), message.get("content")
     if not (calls is None or (isinstance(calls, list) and all(isinstance(call, dict) for call in calls))):
-        raise ValueError("tool_calls is no list of objects")
+        raise ValueError("tool_calls is not a list of objects")
     if not (content is None or isinstance(content, (str, list))):
-        raise ValueError("content is no text")
+        raise ValueError("content is not text")
     usage = data.get("usage") or {}
     details = usage.get("completion_tokens_details") or {}
     return Reply(

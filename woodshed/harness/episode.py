@@ -1,4 +1,4 @@
-"""One run of the agent: its result, the moments that an observer sees, and the budget that limits it."""
+"""One run of the agent: its result, the events (moments) that an observer gets, and the budget that limits it."""
 
 from __future__ import annotations
 
@@ -112,15 +112,15 @@ class Budget:
         return self.deadline - time.monotonic()
 
     def seconds(self) -> float:
-        """How much of the wall limit is spent."""
+        """Return the seconds of the wall limit that are spent."""
         return self.limits.wall_seconds - self.time_left()
 
     def set_seconds(self, seconds: float) -> None:
-        """Go on as if this much of the wall limit were spent."""
+        """Continue as if ``seconds`` of the wall limit were spent."""
         self.deadline = time.monotonic() + self.limits.wall_seconds - seconds
 
     def reached(self) -> tuple[ExitStatus, str] | None:
-        """The status that ends the episode now, and the reason; None if it may continue."""
+        """Return the status with which the episode must end now, and the reason; None if it may continue."""
         limits, effort = self.limits, self.effort
         if self.time_left() <= 0:
             return "timeout", f"wall limit of {limits.wall_seconds:g} s"

@@ -7,7 +7,7 @@ from typing import ClassVar
 from woodshed.record.fault import Fault, FaultSource
 
 FORMAT_ERRORS = frozenset({"no_call", "cut_off", "malformed_call", "unknown_tool", "invalid_arguments"})
-"""Violations of the format of calls. Each counts as an invalid call; a turn with nothing else counts as a bad turn."""
+"""Violations of the call format. Each counts as an invalid call; a turn without any other call counts as a bad turn."""
 
 TOOL_ERRORS = frozenset(
     {
@@ -17,7 +17,7 @@ TOOL_ERRORS = frozenset(
         "too_many_calls", "not_executed", "internal_error",
     }
 )  # fmt: skip
-"""Errors of well-formed calls. ``internal_error`` is always a bug in a tool and is logged."""
+"""Errors of well-formed calls. ``internal_error`` always means a bug in a tool and is logged."""
 
 DETAIL_CHARS = 300
 

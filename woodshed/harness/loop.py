@@ -29,7 +29,7 @@ from .settings import HarnessSettings
 
 @lru_cache(maxsize=32)
 def registry_for(settings: HarnessSettings) -> ToolRegistry:
-    """The registry of these settings, built once."""
+    """Return the tool registry of these settings, built once."""
     return ToolRegistry(settings.tools, settings)
 
 
@@ -44,8 +44,9 @@ async def run_episode(
     on_event: Observer | None = None,
     replay: Replay | None = None,
 ) -> Episode:
-    """Run the agent on a box until it ends, with ``replay`` from there. ``reuse``: gives known results of the task's
-    tests. Raises EndpointLost and SandboxError, both infrastructure, and with ``replay`` ReplayDiverged."""
+    """Run the agent on a box until it ends. ``replay``: recorded beginning to repeat first. ``reuse``: returns known
+    results of the task's tests. Raises EndpointLost and SandboxError (infrastructure), and with ``replay``
+    ReplayDiverged."""
     repeating = None if replay is None else ReplayEndpoint(replay, endpoint)
     agent = _Agent(task_prompt, box, repeating or endpoint, settings, test_command, reuse, on_event)
     try:
@@ -150,7 +151,7 @@ class _Agent:
         return reply
 
     async def _act(self, reply: Reply) -> bool:
-        """Run the calls of a reply. False if all of them broke the format."""
+        """Run the calls of a reply. Return False if all of them violated the format."""
         turn = self.effort.turns
         calls = calls_of(reply.message, turn)
         if not calls:
@@ -172,7 +173,7 @@ class _Agent:
         return invalid < len(events)
 
     def _no_call(self, reply: Reply) -> ToolError | None:
-        """The error of a reply without a call; None if it is the final message."""
+        """Return the error of a reply without a call; None if the reply is the final message."""
         if reply.finish_reason == "length":
             return ToolError("cut_off", "your reply reached the token limit before a complete call; be shorter")
         if reply.parse_error:
@@ -198,7 +199,7 @@ class _Agent:
         return 0 < summary.trigger_tokens <= self.budget.context and self.effort.summaries < summary.max_count
 
     async def _summarize(self) -> bool:
-        """Replace the context by the policy's own summary of it. False if the wall limit comes first."""
+        """Replace the context by the policy's own summary of it. Return False if the wall limit comes first."""
         self.messages.append({"role": "user", "content": self.settings.summary.request})
         reply = await self._ask(self.settings.summary.max_tokens, summary=True)
         if reply is None:

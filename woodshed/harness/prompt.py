@@ -49,12 +49,12 @@ _THINKING = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 
 
 def summary_text(content: str | None) -> str:
-    """The summary, without thinking that the server left in the content."""
+    """Return the summary without thinking that the server left in the content."""
     return _THINKING.sub("", content or "").strip()
 
 
 def state_block(summaries: int, todos: Sequence[Todo]) -> str:
-    """What the harness carries over into the next context."""
+    """Return the state that the harness carries over into the next context, as text."""
     lines = [f"Summaries so far: {summaries}"]
     if todos:
         lines += ["To-do list:", render(list(todos))]
@@ -64,6 +64,6 @@ def state_block(summaries: int, todos: Sequence[Todo]) -> str:
 def continued(
     task_prompt: str, summary: str, summaries: int, todos: Sequence[Todo], settings: HarnessSettings
 ) -> list[dict[str, str]]:
-    """The messages at the start of the next context. ``summaries`` includes this one."""
+    """Return the messages at the start of the next context. ``summaries``: number of summaries, this one included."""
     parts = [task_prompt, state_block(summaries, todos), f"Your summary of the work so far:\n{summary}"]
     return opening("\n\n".join(parts), settings)

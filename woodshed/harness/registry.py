@@ -1,4 +1,4 @@
-"""The tools of a policy, and the harness hash: two trajectories with equal hashes had the same agent."""
+"""The tools of a policy, and the harness hash: trajectories with equal hashes had the same agent."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 
 
 def load_tool(name: str) -> type[Tool]:
-    """The tool of a built-in name, or of a reference ``"my_module:MyTool"``. Raises ValueError."""
+    """Load a tool by its built-in name or by a reference ``"my_module:MyTool"``. Raises ValueError."""
     if not is_reference(name):
         if name not in TOOLS:
             raise ValueError(f"harness.tools: unknown tool {name!r}; known: {sorted(TOOLS)}")
@@ -97,7 +97,7 @@ class ToolRegistry:
             self._schemas.append(schema)
 
     def schemas(self) -> list[dict[str, Any]]:
-        """OpenAI function schemas, in the order of the names. The same list object every time."""
+        """Return the OpenAI function schemas, in the order of the names; always the same list object."""
         return self._schemas
 
     @property
@@ -120,7 +120,7 @@ class ToolRegistry:
             raise ToolError("invalid_arguments", f"{where}: {first['msg']}" if where else first["msg"]) from None
 
     async def run(self, tool: Tool, args: Arguments, session: Session) -> ToolResult:
-        """Run one call. Whatever the policy or its code does becomes a result; raises SandboxError and BoxGone only."""
+        """Run one call. Errors of the policy or its code become results; raises only SandboxError and BoxGone."""
         try:
             result = await tool.run(args, session)
         except ToolError as error:
@@ -139,16 +139,16 @@ class ToolRegistry:
         return ToolResult(clean(result.text), result.error)
 
     def error(self, error: ToolError) -> ToolResult:
-        """The result that answers a failed call."""
+        """Return the result with which a failed call is answered."""
         text = error_text(error.kind, clean(error.detail), self.settings.output.error_detail)
         return ToolResult(text, error.kind)
 
 
 def harness_hash(settings: HarnessSettings, program: Sequence[str] = ()) -> str:
-    """Hash of everything about the harness that a policy can notice: tools, schemas, prompts, limits, summaries.
+    """Hash everything about the harness that a policy can notice: tools, schemas, prompts, limits, summaries.
 
-    ``program``: digests of the files of ``harness.program``; where they are on this machine does not count. A tool of
-    the user's own counts with the source of its module. Raises ValueError if that cannot be read.
+    ``program``: digests of the files of ``harness.program``, so their place on this machine does not count. For a tool
+    of the user's own, the source of its module is included. Raises ValueError if the source cannot be read.
     """
     from .prompt import system_prompt
 
@@ -165,7 +165,7 @@ def check_tools(settings: HarnessSettings) -> HarnessSettings:
 
 
 def _source_digest(reference: str) -> str:
-    """Digest of the module that defines a tool: its helpers decide what it answers as much as its class does."""
+    """Hash the whole module that defines a tool, because its helpers affect the answers as much as its class."""
     module = sys.modules[load_tool(reference).__module__]
     try:
         source = inspect.getsource(module)
@@ -175,12 +175,12 @@ def _source_digest(reference: str) -> str:
 
 
 def _noticed(settings: HarnessSettings) -> dict[str, Any]:
-    """The settings as data, without where the files of ``harness.program`` are and what only saves time."""
+    """Return the settings as data, without the folder of ``harness.program`` and settings that only save time."""
     return settings.model_dump(mode="json", exclude={"program": {"folder"}, "reuse_test_results": True})
 
 
 _FORMAT = 1
-"""Raised by hand when a tool answers differently although its schema is the same."""
+"""Version, increased by hand when a tool's answers change although its schema does not."""
 
 
 def _digest(value: Any) -> str:

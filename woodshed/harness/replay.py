@@ -1,11 +1,11 @@
 """Continue a recorded episode: its first replies are repeated from the record, then the policy is asked.
 
 Every call of a repeated reply runs again in the new box, so files, undo stack, to-do list and budgets are those of the
-recorded episode, whatever the sandbox backend. Every result must equal the recorded one, except for durations and
-memory addresses; the policy then sees the recorded text, so the tokens of the common beginning are equal.
+recorded episode, with any sandbox backend. Every result must equal the recorded one, except for durations and memory
+addresses; the policy then sees the recorded text, so the tokens of the common beginning are equal.
 
-Repeating has a wall limit of its own; what follows has what the recorded episode had left of its limit there. So an
-episode is neither given time that the recorded one had used up, nor charged for what repeating costs on this machine.
+Repeating has a wall limit of its own. The part after it gets the time that the recorded episode had left there, so an
+episode neither gains time that the recorded one had used, nor loses the time that repeating takes on this machine.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class ReplayDiverged(Fault):
 
 @dataclass(frozen=True)
 class Replay:
-    """The beginning of an episode. ``messages``: those of all its contexts in order, up to the results of the last of
-    ``replies``. ``seconds``: how much of its wall limit was spent then."""
+    """The recorded beginning of an episode. ``messages``: messages of all contexts in order, up to the results of the
+    last of ``replies``. ``seconds``: time of the wall limit that was spent by then."""
 
     messages: Sequence[Message]
     replies: Sequence[ReplyUsage]
@@ -45,7 +45,7 @@ class ReplayEndpoint:
     def __init__(self, replay: Replay, endpoint: ChatEndpoint) -> None:
         self.replay, self.endpoint = replay, endpoint
         self.live = False
-        """Whether ``endpoint`` was asked."""
+        """True once ``endpoint`` was asked."""
         places = [i for i, message in enumerate(replay.messages) if message["role"] == "assistant"]
         if len(places) != len(replay.replies):
             raise ValueError(f"replay: {len(places)} assistant messages and {len(replay.replies)} replies")
@@ -56,7 +56,7 @@ class ReplayEndpoint:
 
     @property
     def repeated(self) -> bool:
-        """Whether the next reply is the first new one."""
+        """True if the next reply is the first new one."""
         return not self.live and self._given == len(self.replay.replies)
 
     @property
@@ -75,7 +75,7 @@ class ReplayEndpoint:
         max_tokens: int,
         call_tools: bool = True,
     ) -> Reply:
-        """The next reply. Raises ReplayDiverged if ``messages`` are not the recorded ones, and what ``endpoint``
+        """Return the next reply. Raises ReplayDiverged if ``messages`` are not the recorded ones, and what ``endpoint``
         raises."""
         if not self.live:
             recorded = self._recorded(messages)
@@ -98,8 +98,8 @@ class ReplayEndpoint:
         return await self.endpoint.complete(messages, tools, max_tokens=max_tokens, call_tools=call_tools)
 
     def finish(self, episode: Episode) -> Episode:
-        """``episode`` with the recorded messages and replies at its beginning. Raises ReplayDiverged if it ended before
-        that."""
+        """Return ``episode`` with the recorded messages and replies at its beginning. Raises ReplayDiverged if it ended
+        before the first new reply."""
         if not self.live:
             raise ReplayDiverged(f"the episode ended with {episode.status} at reply {self._given}: {episode.error}")
         recorded, replies = self.replay.messages, self.replay.replies
@@ -110,7 +110,7 @@ class ReplayEndpoint:
         )
 
     def _recorded(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """The recorded messages of the current context. Raises ReplayDiverged if ``messages`` differ from them."""
+        """Return the recorded messages of the current context. Raises ReplayDiverged if ``messages`` differ."""
         end = self._places[self._given]
         recorded = self.replay.messages[max(0, end - len(messages)) : end]
         if len(recorded) != len(messages):

@@ -23,7 +23,7 @@ MAX_PATH = 1024
 
 
 def confine(path: str, workdir: str) -> str:
-    """The path relative to ``workdir`` (``.`` for itself). Absolute paths below it are accepted.
+    """Return the path relative to ``workdir`` (``.`` for the workdir itself). Absolute paths below it are accepted.
 
     Raises ToolError ``invalid_path`` (empty, NUL, not encodable, too long) or ``path_outside_workspace``.
     """
@@ -63,7 +63,7 @@ class Todo:
 
 
 class KnownTests:
-    """Results of test runs by what decides them; the least recently used are dropped. ``task`` tells tasks apart."""
+    """LRU cache of test results. Key: task, command and all files of the workspace."""
 
     def __init__(self, entries: int = 8192) -> None:
         self.entries = entries
@@ -73,8 +73,8 @@ class KnownTests:
     async def run(
         self, task: str, box: Sandbox, command: str, execute: Callable[[], Awaitable[ExecResult]]
     ) -> ExecResult:
-        """The result for the files that are in the workspace now, run if it is not known. What a limit of time, memory
-        or output cut short is run again, and so is everything where the files cannot be read."""
+        """Return the result for the current files of the workspace; call ``execute`` if it is not known. Results cut
+        short by a limit (time, memory, output) are not kept, nor are results if the files cannot be read."""
         try:
             files = await box.get(["**/*"])
         except BoxError:
@@ -105,7 +105,7 @@ ReuseTests = Callable[[Sandbox, str, Callable[[], Awaitable[ExecResult]]], Await
 
 @dataclass
 class Session:
-    """Passed to every tool. ``deadline`` is on ``time.monotonic``; tools never wait past it. ``reuse`` gives known
+    """Passed to every tool. ``deadline`` is on ``time.monotonic``; tools never wait past it. ``reuse`` returns known
     results of the task's tests."""
 
     box: Sandbox
@@ -121,7 +121,7 @@ class Session:
     final_message: str = ""
 
     def time_left(self, wanted: float) -> float:
-        """Seconds that a command may take: ``wanted``, but not more than is left of the episode (at least 0.1)."""
+        """Return the seconds that a command may take: ``wanted``, at most the episode's rest, at least 0.1."""
         return max(0.1, min(wanted, self.deadline - time.monotonic()))
 
     def path(self, path: str) -> str:

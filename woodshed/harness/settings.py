@@ -1,4 +1,4 @@
-"""Settings of the harness. All of them enter the harness hash: trajectories with equal hashes had the same agent."""
+"""Settings of the harness. They enter the harness hash: trajectories with equal hashes had the same agent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COMPACT_TOOLS = ("read_file", "edit_line", "edit_words", "undo", "run_tests", "f
 """Tools for a tiny policy with the ``compact`` chat format."""
 
 FILE_TOOLS = {*ALL_TOOLS, *COMPACT_TOOLS} - {"run_command"}
-"""Built-in tools that change nothing in a box but files of the workspace, apart from what the tests themselves do."""
+"""Built-in tools that change only files of the workspace in a box, apart from what the tests themselves do."""
 
 
 class LimitSettings(Settings):
@@ -57,9 +57,9 @@ class OutputSettings(Settings):
     line_chars: int = Field(default=500, ge=20)
     """Maximum characters of one line in a ``grep`` result."""
     snippet: bool = True
-    """Whether an edit answers with the lines around it; otherwise with ``ok``."""
+    """Answer an edit with the lines around it; if false, with ``ok``."""
     error_detail: bool = True
-    """Whether errors say what to do; otherwise they are the bare type in words (``error: not found``)."""
+    """Say in errors what to do; if false, errors are only the type in words (``error: not found``)."""
 
 
 class CommandSettings(Settings):
@@ -72,7 +72,7 @@ class CommandSettings(Settings):
     test_timeout: float = Field(default=60.0, gt=0)
     """Time limit of ``run_tests`` in seconds."""
     persistent_cwd: bool = True
-    """Whether each ``run_command`` starts in the final working directory of the one before."""
+    """Start each ``run_command`` in the final working directory of the one before."""
 
 
 REQUEST = (
@@ -87,8 +87,8 @@ class SummarySettings(Settings):
     trigger_tokens: int = Field(default=0, ge=0)
     """Context length in tokens at which a summary is requested; 0 turns it off."""
     request: str = Field(default=REQUEST, min_length=1)
-    """The message that asks for a summary. A tiny policy, which learns from demonstrations what it means, needs one
-    word."""
+    """The message that asks for a summary. One word is enough for a tiny policy, which learns its meaning from
+    demonstrations."""
     max_tokens: int = Field(default=2048, ge=1)
     """Maximum tokens sampled for one summary, thinking included."""
     max_count: int = Field(default=16, ge=1)
@@ -141,7 +141,7 @@ class HarnessSettings(Settings):
     """The agent, as the policy sees it."""
 
     program: ProgramSettings | None = None
-    """An external program instead of the built-in agent; only ``workdir`` and ``limits`` apply besides."""
+    """An external program instead of the built-in agent; of the other fields only ``workdir`` and ``limits`` apply."""
 
     tools: tuple[str, ...] = ALL_TOOLS
     """Tools that the policy may call, in the order in which it sees them: built-in names, or ``"my_module:MyTool"`` for
@@ -151,9 +151,9 @@ class HarnessSettings(Settings):
     workdir: str = "/workspace"
     """Folder of the task's files in the box; paths in tool calls are confined to it."""
     plain_message_ends: bool = True
-    """Whether a reply without a call is the final message; otherwise it is answered with an error."""
+    """Take a reply without a call as the final message; if false, it is answered with an error."""
     compact_schemas: bool = True
-    """Whether schemas carry ``x-compact``, which the ``compact`` chat format needs. Turn off if a server refuses it."""
+    """Add ``x-compact`` to the schemas, which the ``compact`` chat format needs. Turn off if a server refuses it."""
     check_syntax: bool = True
     """Reject edits that break the syntax of a Python file that parsed before."""
     limits: LimitSettings = LimitSettings()
@@ -161,13 +161,13 @@ class HarnessSettings(Settings):
     output: OutputSettings = OutputSettings()
     """Limits and layout of tool results."""
     command: CommandSettings = CommandSettings()
-    """How commands run."""
+    """Running programs in the sandbox."""
     summary: SummarySettings = SummarySettings()
     """Self-summarisation."""
     reuse_test_results: bool = False
-    """Whether ``run_tests`` answers with the output of an earlier run, of any rollout, on the same task and equal files
-    of the workspace. For tests that depend on nothing else; with tools that run commands a box has more state than
-    files, and it is refused. No part of the harness hash."""
+    """Answer ``run_tests`` with the output of an earlier run (of any rollout) of the same task on equal files of the
+    workspace. Only for tests that depend on nothing else. Refused with tools that run commands, because then a box has
+    more state than its files. Not part of the harness hash."""
 
     @model_validator(mode="after")
     def _check(self) -> HarnessSettings:

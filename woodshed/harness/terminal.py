@@ -32,8 +32,8 @@ class FolderError(Exception):
 
 
 def read_folder(folder: Path) -> dict[str, bytes]:
-    """Regular files by relative path, without caches and version control. Raises FolderError beyond 64 MiB and for
-    files that cannot be read."""
+    """Read regular files by relative path, without caches and version control. Raises FolderError beyond 64 MiB and
+    for files that cannot be read."""
     if not folder.is_dir():
         raise FolderError(f"{folder}: not a folder")
     files: dict[str, bytes] = {}
@@ -52,19 +52,19 @@ def read_folder(folder: Path) -> dict[str, bytes]:
 
 
 async def box_files(box: Sandbox) -> dict[str, bytes]:
-    """The same selection from a box's workdir."""
+    """Read the files of a box's workdir, with the same exceptions as ``read_folder``."""
     found = await box.get(["**/*"], max_bytes=MAX_TOTAL)
     return {name: data for name, data in found.items() if not SKIPPED.intersection(Path(name).parts)}
 
 
 def changed(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> dict[str, bytes | None]:
-    """Files whose content differs: path to new content, None if deleted."""
+    """Return the files whose content differs: path -> new content, None if deleted."""
     names = sorted({*before, *after})
     return {name: after.get(name) for name in names if before.get(name) != after.get(name)}
 
 
 def unified(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> str:
-    """A unified diff of all changes; binary files are named only."""
+    """Return a unified diff of all changes; binary files are only named."""
     parts = []
     for name in changed(before, after):
         try:
@@ -115,7 +115,7 @@ async def agent_main(
     streamed: bool = False,
     ask: Ask | None = None,
 ) -> Episode:
-    """Run the agent on a box and show it. ``streamed`` says that the endpoint's ``on_text`` already prints replies."""
+    """Run the agent on a box and show it. ``streamed``: True if the endpoint's ``on_text`` already prints replies."""
     driver = Driver(Display(console, streamed=streamed), ask or asker(console), step=step, talk=talk)
     console.print(Panel(Text(short(prompt.strip())), title="task", title_align="left"))
     episode = await run_episode(prompt, box, endpoint, settings, test_command=test_command, on_event=driver)

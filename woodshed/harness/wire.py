@@ -15,7 +15,7 @@ import httptools
 import httpx
 
 IDLE_SECONDS = 4.0
-"""Less than the 5 s after which uvicorn closes an idle connection, so that it is not closed during a request."""
+"""Less than the 5 s after which uvicorn closes an idle connection, so that none is closed during a request."""
 
 Answer = tuple[int, list[tuple[bytes, bytes]], bytes]
 

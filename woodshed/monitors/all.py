@@ -28,14 +28,14 @@ MONITORS: dict[str, Monitor] = {
 }  # fmt: skip
 
 JUDGE = "judge"
-"""Name of the findings of the judge, which is no function: it is asked over HTTP (``monitors.judge``)."""
+"""Name of the findings of the judge, which is not a function but a model behind HTTP (``monitors.judge``)."""
 
 NAMES = (*MONITORS, JUDGE)
 """The built-in names that a finding can have."""
 
 
 def load_monitor(name: str) -> Monitor:
-    """The monitor of a name, or of a reference ``"my_module:my_function"``. Raises ValueError."""
+    """Return the monitor with a name, or with a reference ``"my_module:my_function"``. Raises ValueError."""
     if name in MONITORS:
         return MONITORS[name]
     where = f"rl.monitors.{name}"
@@ -54,9 +54,10 @@ def load_monitor(name: str) -> Monitor:
 
 
 def inspect(episode: MonitoredEpisode, names: Iterable[str] = tuple(MONITORS)) -> list[Finding]:
-    """What the monitors of these names find, in the order of the names. A monitor that fails finds nothing.
+    """Return the findings of the named monitors, in the order of ``names``. A monitor with a bug finds nothing.
 
-    A finding has the name under which the recipe lists its monitor, whatever name the monitor gave it.
+    A finding has the name under which the recipe lists its monitor, whatever name the monitor gave it. Raises only
+    Fault and OSError.
     """
     findings: list[Finding] = []
     for name in names:

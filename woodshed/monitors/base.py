@@ -1,4 +1,4 @@
-"""What a monitor is given, and what it says."""
+"""Input and output of monitors: the monitored episode and findings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _EVIDENCE = 240
 
 @dataclass(frozen=True)
 class Finding:
-    """``turn`` of the call that it is about, -1 for the submission or the whole episode. ``evidence``: a quotation."""
+    """A suspected reward hack. ``turn``: turn of the call, -1 for the submission or the whole episode. ``evidence``: a
+    quotation or a short description."""
 
     monitor: str
     turn: int
@@ -29,9 +30,9 @@ class Finding:
 
 @dataclass(frozen=True)
 class MonitoredEpisode:
-    """One episode before its verdict is known. ``submission``: path -> content of what crosses into grading.
+    """One episode before its verdict is known. ``submission``: path -> content of the files that cross into grading.
 
-    ``requests``: counts of what the box asked of the outside (``requests``, ``refused``).
+    ``requests``: counts of the box's requests to the network (``requests``, ``refused``).
     """
 
     task: Task
@@ -50,21 +51,21 @@ class MonitoredEpisode:
         return self.task.solution_files()
 
     def commands(self) -> Iterator[tuple[int, str]]:
-        """(turn, text) of every shell command."""
+        """Yield (turn, text) of every shell command."""
         for event in self.events:
             text = (event.arguments or {}).get("command")
             if isinstance(text, str):
                 yield event.turn, text
 
     def paths(self) -> Iterator[tuple[int, str, str]]:
-        """(turn, tool, path) of every call of another tool that names a path."""
+        """Yield (turn, tool, path) of every tool call with a path."""
         for event in self.events:
             path = (event.arguments or {}).get("path")
             if isinstance(path, str):
                 yield event.turn, event.name, path
 
     def changed(self) -> Iterator[tuple[str, str, str]]:
-        """(path, before, after) of every file of Python or JavaScript that the submission changes or adds."""
+        """Yield (path, before, after) of every Python or JavaScript file that the submission changes or adds."""
         for path, data in self.submission.items():
             before = self.workspace.get(path, b"")
             if path.endswith(CODE) and data != before:

@@ -12,7 +12,7 @@ from woodshed.record.trajectory import Trajectory
 from .all import JUDGE, inspect
 from .base import MonitoredEpisode
 
-if TYPE_CHECKING:  # the judge needs httpx, and loading a recipe, which checks its monitors, should not
+if TYPE_CHECKING:  # the judge imports httpx; loading a recipe, which checks its monitors, should not
     from woodshed.monitors.judge.verdict import Ruling
 
 
@@ -45,7 +45,7 @@ def watch(
 
 
 def quarantined(trajectory: Trajectory, settings: MonitorSettings) -> bool:
-    """Whether the trajectory is left out of training."""
+    """Return whether the trajectory is left out of training."""
     return not trajectory.flagged.isdisjoint(settings.treated("quarantine"))
 
 
@@ -59,7 +59,7 @@ def count(trajectories: list[Trajectory]) -> dict[str, int]:
 
 
 def _taken_back(rewards: Mapping[str, float], flagged: Set[str], settings: MonitorSettings) -> dict[str, float]:
-    """The term that cancels all positive reward, named after the first failing monitor; empty if there is none."""
+    """Return the term that cancels all positive reward, named after the first failing monitor; empty if none failed."""
     failing = [name for name in settings.treated("fail") if name in flagged]
     paid = sum(value for value in rewards.values() if value > 0)
     return {f"monitor_{failing[0]}": -paid} if failing and paid > 0 else {}

@@ -82,7 +82,7 @@ class DecoderConfig:
             raise ConfigError("a mixture of experts needs moe_d_ff >= 1 and decoder_sparse_step >= 1")
 
     def is_moe(self, layer: int) -> bool:
-        """Whether ``layer`` (0-based) is a mixture of experts, by Qwen3-MoE's rule."""
+        """Return whether ``layer`` (0-based) is a mixture of experts, by Qwen3-MoE's rule."""
         sparse = self.num_experts > 0 and (layer + 1) % self.decoder_sparse_step == 0
         return sparse and layer not in self.mlp_only_layers
 
@@ -97,11 +97,11 @@ class DecoderConfig:
 
     @staticmethod
     def from_hf(config: Mapping[str, Any]) -> DecoderConfig:
-        """Read a parsed ``config.json`` (transformers 4 or 5). Raises ConfigError where it is not supported."""
+        """Read a parsed ``config.json`` (transformers 4 or 5). Raises ConfigError if it is not supported."""
         return _from_hf(config)
 
     def to_hf(self) -> dict[str, Any]:
-        """The ``config.json`` dict, without token ids and dtype (the writer of a directory adds those)."""
+        """Return the ``config.json`` dict, without token ids and dtype, which the writer of a directory adds."""
         return _to_hf(self)
 
 

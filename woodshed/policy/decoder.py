@@ -109,7 +109,7 @@ class Decoder(nn.Module):
         route_sink: list[Tensor] | None = None,
         ends: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states ``[..., D]`` after the final norm.
+        """Compute hidden states ``[..., D]`` after the final norm.
 
         tokens, positions: int64 ``[...]`` of the same shape; a position must be below ``config.max_positions``.
         routes: integer ``[..., L, K]``, experts to replay (-1: own choice for that slot; ignored in dense layers).
@@ -140,7 +140,7 @@ class Decoder(nn.Module):
         return self.operators.add_norm(x, None, self.norm, self.config.norm_eps)[1]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """float32 ``[..., V]`` of hidden ``[..., D]``, accumulated in float32 whatever the weights' dtype."""
+        """Logits float32 ``[..., V]`` of hidden ``[..., D]``, accumulated in float32 whatever the weights' dtype."""
         weight = self.head_weight
         if weight.dtype == torch.float32:
             if hidden.is_cuda and torch.is_autocast_enabled("cuda"):  # see operators.products_in

@@ -8,7 +8,7 @@ from woodshed.record.settings import Device
 
 
 def resolve(device: Device) -> torch.device:
-    """Return the torch device of that name. Raises ValueError for ``cuda`` where torch finds no GPU."""
+    """Return the torch device of that name. Raises ValueError for ``cuda`` if torch finds no GPU."""
     found = torch.cuda.is_available()
     if device == "cuda" and not found:
         raise ValueError("device is 'cuda', but torch finds no GPU; set 'auto' or 'cpu', or install a CUDA torch")

@@ -36,8 +36,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass
 class Policy:
-    """A network plus tokenizer and chat format. ``version`` counts optimizer steps published; ``mtp`` is a draft
-    head."""
+    """A network plus tokenizer and chat format. ``version`` is the number of published optimizer steps; ``mtp`` is a
+    draft head."""
 
     decoder: Decoder
     tokenizer: Tokenizer
@@ -47,12 +47,14 @@ class Policy:
     mtp: MtpHead | None = None
 
     def stop_ids(self) -> tuple[int, ...]:
-        """Ids of the format's stop tokens that the vocabulary has. Raises TokenizerError when it has none."""
+        """Return the ids of the format's stop tokens that the vocabulary has. Raises TokenizerError if it lacks the
+        first."""
         return stop_ids(self.format, self.tokenizer)
 
 
 def stop_ids(chat: ChatFormat, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Ids of the format's stop tokens that the vocabulary has; the first ends an assistant message."""
+    """Return the ids of the format's stop tokens that the vocabulary has; the first ends an assistant message. Raises
+    TokenizerError if the vocabulary lacks the first."""
     tokenizer.special_id(chat.stop_tokens[0])
     return tuple(tokenizer.special_ids[t] for t in chat.stop_tokens if t in tokenizer.special_ids)
 
@@ -136,7 +138,7 @@ def stored_format(directory: Path | str) -> ChatFormat:
 def _stored(name: str) -> ChatFormat:
     """Return the format that ``woodshed.json`` names. Raises ValueError.
 
-    Opening a directory must not run code that the directory chooses, so a reference is followed only where settings of
+    Opening a directory must not run code that the directory chooses, so a reference is followed only if settings of
     this process have named it.
     """
     if is_reference(name) and not is_loaded(name):
@@ -239,7 +241,8 @@ def _read_weights(directory: Path) -> dict[str, Tensor]:
 
 
 def _own_head(state: Mapping[str, Tensor]) -> bool:
-    """Whether the head differs from the embedding; transformers then does not tie them, whatever the config says."""
+    """Return whether the head differs from the embedding; transformers then does not tie them, whatever the config
+    says."""
     head, embed = state.get("lm_head.weight"), state.get("model.embed_tokens.weight")
     return head is not None and embed is not None and not torch.equal(head, embed)
 

@@ -98,7 +98,8 @@ class Layer(nn.Module):
         return x + self.linear(self.operators.swiglu(self.linear(y, self.gate_up, None)), self.down, None), None
 
     def heads_of(self, x: Tensor, turn: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """x ``[..., D]``, its queries ``[..., H, Dh]``, keys and values ``[..., Hkv, Dh]``, normalised and rotated."""
+        """Return x ``[..., D]``, its queries ``[..., H, Dh]``, and its keys and values ``[..., Hkv, Dh]``; queries and
+        keys are normalised (if the policy does so) and rotated."""
         x, y = self.operators.add_norm(x, None, self.attn_norm, self.eps)
         qkv = self.linear(y, self.qkv, self.qkv_bias)
         return x, *self.operators.split_heads(qkv, self.q_norm, self.k_norm, turn, self.heads, self.kv_heads, self.eps)

@@ -46,8 +46,8 @@ def choose_experts(scores: Tensor, k: int, replay: Tensor | None = None, ratio: 
 
 
 def count_replay(scores: Tensor, chosen: Tensor, replay: Tensor) -> Tensor:
-    """int64 ``[3]`` of ``choose_experts``'s arguments and result: experts to replay (not -1); those that own routing
-    would not have chosen; those that were not used, being implausible."""
+    """Count in the arguments and the result of ``choose_experts``, int64 ``[3]``: experts to replay (not -1), those of
+    them that own routing would not have chosen, and those that were not used because they were implausible."""
     own = torch.topk(scores, replay.shape[-1], dim=-1).indices
     asked = replay >= 0
     differs, unused = (asked & ~(replay[..., None] == some[..., None, :]).any(-1) for some in (own, chosen))
@@ -57,7 +57,7 @@ def count_replay(scores: Tensor, chosen: Tensor, replay: Tensor) -> Tensor:
 class Experts(nn.Module):
     """Router ``[E, D]`` and SwiGLU experts: gate and up ``[E, 2 I, D]``, down ``[E, D, I]``.
 
-    ``replayed``: sums of ``count_replay`` over the forward passes with a gradient, for whoever reads and resets it.
+    ``replayed``: sums of ``count_replay`` over the forward passes with a gradient; the reader resets it.
     """
 
     def __init__(self, config: DecoderConfig) -> None:

@@ -1,7 +1,7 @@
 """A multi-token-prediction (MTP) head: one more layer that drafts the token after the next (DeepSeek-V3, section 2.2).
 
 At position i it sees the hidden state of position i - 1 and the token at i, and predicts what the network itself would
-predict at i. Fed with its own output it goes on from there, so one head drafts any number of tokens. It shares the
+predict at i. Fed with its own output it continues from there, so one head drafts any number of tokens. It shares the
 network's embedding and output matrix.
 """
 
@@ -30,8 +30,8 @@ Write = Callable[[int, Tensor, Tensor], None]
 
 
 class MtpHead(nn.Module):
-    """The MTP head of one decoder. Its layer has index ``num_layers`` and is dense even where the decoder is a mixture
-    of experts. ``seed=None`` leaves the weights unset, for loading."""
+    """The MTP head of one decoder. Its layer has index ``num_layers`` and is dense even if the decoder is a mixture of
+    experts. ``seed=None`` leaves the weights unset, for loading."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ def save_mtp(head: MtpHead, directory: Path) -> None:
 
 
 def load_mtp(directory: Path, config: DecoderConfig, device: torch.device | str, dtype: torch.dtype) -> MtpHead | None:
-    """Load the head of a policy's directory; None where it has none. Raises ConfigError where it does not fit."""
+    """Load the head of a policy's directory; None if it has none. Raises ConfigError if the head does not fit."""
     path = directory / FILE
     if not path.is_file():
         return None
@@ -130,7 +130,7 @@ def load_mtp(directory: Path, config: DecoderConfig, device: torch.device | str,
 
 
 def load_mtp_state(head: MtpHead, state: Mapping[str, Tensor], *, name: str) -> None:
-    """Copy ``state`` into the head's own tensors. Raises ConfigError before anything is written where names or shapes
+    """Copy ``state`` into the head's own tensors. Raises ConfigError, before anything is written, if names or shapes
     differ."""
     views = mtp_state(head)
     wrong = sorted(views.keys() ^ state.keys()) or [n for n, v in views.items() if state[n].shape != v.shape]

@@ -1,5 +1,6 @@
-"""What a policy computes between its matrix products. Here by torch; ``native/fused.py`` has the same in fewer passes
-over memory, for training on a CPU.
+"""Operators between a policy's matrix products, computed by torch.
+
+``native/fused.py`` has the same operators in fewer passes over memory, for training on a CPU.
 
 Axis names: D model, H query heads, K key/value heads, E head width, F feed-forward width, V vocabulary, C tokens.
 """
@@ -19,7 +20,8 @@ from .attention import Ragged
 
 
 def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """x + delta ``[..., D]`` (x itself without delta) and its RMS norm, times weight ``[D]``."""
+    """Return x + delta ``[..., D]`` (x itself without delta), and its RMS norm (Zhang and Sennrich 2019) times weight
+    ``[D]``."""
     total = x if delta is None else x + delta
     return total, F.rms_norm(total, total.shape[-1:], weight, eps)
 
@@ -35,8 +37,8 @@ def rotate(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
 def split_heads(
     qkv: Tensor, q_norm: Tensor | None, k_norm: Tensor | None, turn: Tensor, heads: int, kv_heads: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries ``[..., H, E]``, keys and values ``[..., K, E]`` of qkv ``[..., (H + 2 K) E]``. Queries and keys are
-    normalised where there are weights ``[E]`` for it, and rotated by turn ``[..., 2 E]`` (see ``layers.rope_table``).
+    """Split qkv ``[..., (H + 2 K) E]`` into queries ``[..., H, E]``, keys and values ``[..., K, E]``. Queries and keys
+    are normalised if there are weights ``[E]`` for it, and rotated by turn ``[..., 2 E]`` (see ``layers.rope_table``).
     """
     qkv = qkv.unflatten(-1, (heads + 2 * kv_heads, -1))
     qk, v = qkv.split((heads + kv_heads, kv_heads), -2)
@@ -48,13 +50,14 @@ def split_heads(
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up ``[..., F]`` of ``[..., 2 F]``."""
+    """silu(gate) * up ``[..., F]`` of gate and up ``[..., 2 F]`` (Shazeer 2020)."""
     gate, up = gate_up.chunk(2, -1)
     return F.silu(gate) * up
 
 
 def logsumexp(logits_CV: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None]:
-    """log sum exp ``[C]`` of logits, and the entropy ``[C]`` of their softmax if asked for. Logits may be -inf."""
+    """Return log sum exp ``[C]`` of logits ``[C, V]``, and the entropy ``[C]`` of their softmax, None unless
+    requested. Logits may be -inf."""
     lse_C = logits_CV.logsumexp(-1)
     if not entropy:
         return lse_C, None
@@ -63,15 +66,18 @@ def logsumexp(logits_CV: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None]:
 
 
 def logits_gradient(logits_CV: Tensor, target_C: Tensor, lse_C: Tensor, slope_C: Tensor) -> Tensor:
-    """Overwrite logits by d loss / d logits = slope (onehot(target) - softmax), where slope is d loss / d logp of the
-    target. Contiguous float32."""
+    """Overwrite logits by d loss / d logits = slope (onehot(target) - softmax), and return them.
+
+    logits: float32 ``[C, V]``, contiguous; target: int64 ``[C]``; lse: ``logsumexp`` of the logits, float32 ``[C]``;
+    slope: d loss / d logp of the target, float32 ``[C]``.
+    """
     grad_CV = logits_CV.sub_(lse_C[:, None]).exp_().mul_(-slope_C[:, None])
     return grad_CV.scatter_add_(1, target_C[:, None], slope_C[:, None])
 
 
 @dataclass(frozen=True)
 class Operators:
-    """The functions of this file or others that compute the same. Autograd differentiates them, but for
+    """The functions of this file, or replacements that compute the same. Autograd differentiates all of them but
     ``logsumexp`` and ``logits_gradient``."""
 
     add_norm: Callable[[Tensor, Tensor | None, Tensor, float], tuple[Tensor, Tensor]] = add_norm
@@ -89,12 +95,13 @@ _CUDA_MATMUL: Any = torch.backends.cuda.matmul
 
 @contextmanager
 def products_in(operands: str) -> Iterator[None]:
-    """Within this, matrix products of float32 tensors round their operands to ``operands`` (``float32`` or
+    """Context in which matrix products of float32 tensors round their operands to ``operands`` (``float32`` or
     ``bfloat16``).
 
-    On a CPU sums and results are float32. Holds for all threads of the process, and for nothing where torch has no
-    kernels for it: with torch 2.13 on x86 that is without AMX, ``avx512_bf16`` or not. On a GPU this is torch's
-    autocast, of this thread: results are rounded to bfloat16 too, except logits, whose operands are rounded to TF32.
+    On a CPU sums and results are float32, and the setting applies to all threads of the process. It has no effect if
+    torch lacks kernels for it: with torch 2.13 on x86 they need AMX, and ``avx512_bf16`` is not enough. On a GPU this
+    is torch's autocast in this thread: results are rounded to bfloat16 too, except logits, whose operands are rounded
+    to TF32.
     """
     if operands != "bfloat16":
         yield

@@ -15,7 +15,7 @@ from torch import Tensor
 
 @cache
 def _described() -> dict[str, str]:
-    """The fields of the first processor in ``/proc/cpuinfo``; empty on systems other than Linux."""
+    """Read the fields of the first processor in ``/proc/cpuinfo``; empty on systems other than Linux."""
     try:
         text = Path("/proc/cpuinfo").read_text("utf-8", "replace")
     except OSError:
@@ -25,30 +25,31 @@ def _described() -> dict[str, str]:
 
 
 def made_by_amd() -> bool:
-    """Whether this is an AMD processor, for which MKL (torch's float32 products) does not use its best kernels."""
+    """Return whether this is an AMD processor, for which MKL (torch's float32 products) does not use its best
+    kernels."""
     return _described().get("vendor_id") == "AuthenticAMD"
 
 
 def kind() -> tuple[str, ...]:
-    """The fields that identify the processor code is compiled for. Fields that change between starts, such as the
-    clock, are left out."""
+    """Return the fields that identify the processor that code is compiled for. Fields that change between starts, such
+    as the clock, are left out."""
     return tuple(_described().get(name, "") for name in ("vendor_id", "cpu family", "model", "stepping", "flags"))
 
 
 @cache
 def has_flags(*names: str) -> bool:
-    """Whether the processor has all of these flags, named as in ``/proc/cpuinfo``."""
+    """Return whether the processor has all of these flags, named as in ``/proc/cpuinfo``."""
     return set(names) <= set(_described().get("flags", "").split())
 
 
 def onednn_offers(*names: str) -> bool:
-    """Whether this torch has these oneDNN operators. They are not public, so some versions may lack them."""
+    """Return whether this torch has these oneDNN operators. They are not public, so some versions may lack them."""
     return torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in names)
 
 
 @cache
 def onednn_multiplies_bfloat16() -> bool:
-    """Whether oneDNN has kernels for bfloat16 here (AVX-512 and better)."""
+    """Return whether oneDNN has kernels for bfloat16 here (AVX-512 and better)."""
     return onednn_offers("_is_mkldnn_bf16_supported") and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
@@ -57,7 +58,7 @@ HUGE_PAGE = 2 << 20
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
-    """Zeros of shape ``shape``. On a CPU they lie in huge pages if Linux provides them on request (the default),
+    """Return zeros of shape ``shape``. On a CPU they lie in huge pages if Linux provides them on request (the default),
     because the lookup of small pages takes a considerable part of the time to read a large tensor. Memory is committed
     page by page, when it is first written. On a CPU, raises OSError if the address space is too small."""
     count = math.prod(shape)

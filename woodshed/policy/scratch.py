@@ -13,7 +13,7 @@ from .tokenizer import Tokenizer, train_bpe
 
 
 def decoder_config(settings: PolicySettings, vocab_size: int) -> DecoderConfig:
-    """Return the decoder's configuration. Raises ConfigError where the settings contradict each other."""
+    """Return the decoder's configuration. Raises ConfigError if the settings contradict each other."""
     moe = settings.family == "qwen3_moe"
     return DecoderConfig(
         vocab_size=vocab_size,
@@ -34,9 +34,9 @@ def decoder_config(settings: PolicySettings, vocab_size: int) -> DecoderConfig:
 
 
 def new_policy(settings: PolicySettings, texts: Iterable[str]) -> Policy:
-    """Make version 0 of a policy, float32 on the CPU; ``texts`` train the tokenizer.
+    """Create version 0 of a policy, float32 on the CPU; ``texts`` train the tokenizer.
 
-    The vocabulary has at most ``settings.vocab_size`` entries, fewer where ``texts`` yield fewer.
+    The vocabulary has at most ``settings.vocab_size`` entries, fewer if ``texts`` yield fewer.
     """
     chat = get_format("compact" if settings.format == "auto" else settings.format)
     tokenizer = Tokenizer(train_bpe(texts, settings.vocab_size, chat.special_tokens))

@@ -26,7 +26,8 @@ class PolicySettings(Settings):
 
     source: str = "scratch"
     """``scratch``, ``smollm2`` (the weights in a Python package), a Hugging Face causal LM directory, or the directory
-    of a finished run: its result is where RL starts, and what it solved is learned again with what this run solves."""
+    of a finished run: RL then starts from its result, and the rollouts that it solved are trained on again, together
+    with those that this run solves."""
 
     format: str = "auto"
     """Chat format: compact, hermes, qwen3_coder, llama3, kimi_k2, or ``"module:Class"`` of your own. ``auto``:
@@ -73,7 +74,7 @@ class PolicySettings(Settings):
     """Seed of the initial weights of a policy from scratch."""
 
     device: Device = "auto"
-    """Device of the network, in training and in the engine. ``auto``: a GPU where torch finds one, else the CPU."""
+    """Device of the network, in training and in the engine. ``auto``: a GPU if torch finds one, else the CPU."""
 
     @field_validator("format")
     @classmethod

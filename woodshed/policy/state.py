@@ -16,7 +16,7 @@ def hf_state(decoder: Decoder) -> dict[str, Tensor]:
     """Map Hugging Face names to tensors, one per expert and projection; a tied head is left out.
 
     The tensors are detached *views* into the decoder (fused matrices are sliced by rows): they follow its training.
-    Clone what must not change.
+    Clone tensors that must not change.
     """
     return dict(_views(decoder))
 
@@ -25,9 +25,9 @@ def hf_state(decoder: Decoder) -> dict[str, Tensor]:
 def load_hf_state(decoder: Decoder, state: Mapping[str, Tensor], *, name: str = "state") -> None:
     """Copy ``state`` into the decoder's own tensors, converting dtype and device.
 
-    Names and shapes must match exactly (rotary buffers are ignored, and so is ``lm_head.weight`` of a tied model where
-    it equals the embedding). Everything is checked before the first tensor is written, so a bad state leaves the
-    decoder as it was. Raises ConfigError.
+    Names and shapes must match exactly (rotary buffers are ignored, and so is ``lm_head.weight`` of a tied model if it
+    equals the embedding). Everything is checked before the first tensor is written, so a bad state leaves the decoder
+    as it was. Raises ConfigError.
     """
     views = hf_state(decoder)
     ignored = {"lm_head.weight"} if decoder.head is None else set()

@@ -77,8 +77,8 @@ class Tokenizer:
     """A Hugging Face ``tokenizer.json`` with a byte-level vocabulary.
 
     It keeps two copies of the vocabulary: one has the added tokens (for pieces marked special), one does not, so that
-    "<|im_end|>" in a user's text stays text. ``size`` is the number of rows of the policy's embedding where that is
-    larger than the vocabulary (Qwen pads it); the extra ids decode to nothing.
+    "<|im_end|>" in a user's text stays text. ``size`` is the number of rows of the policy's embedding if that is larger
+    than the vocabulary (Qwen pads it); the extra ids decode to nothing.
     """
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, *, size: int = 0) -> None:
@@ -96,7 +96,7 @@ class Tokenizer:
         normalizer = json.loads(self._json).get("normalizer")
         self._normalised = normalizer is not None
         self._bounded = normalizer is None or normalizer.get("type") == "NFC"
-        """Whether ``least_tokens`` is a valid bound: normalizers other than NFC may delete any text."""
+        """True if ``least_tokens`` can give a bound: normalizers other than NFC may delete any text."""
 
     def __len__(self) -> int:
         return self.vocab_size
@@ -118,8 +118,7 @@ class Tokenizer:
         """Encode ``(text, special)`` pieces. Neighbouring plain pieces are joined before they are encoded.
 
         A special piece for which this vocabulary has no control token (``<tool_call>`` in SmolLM2's) is plain text.
-        Raises TooManyTokens where there are more than ``most`` tokens, if possible from the number of bytes alone,
-        before anything is encoded.
+        Raises TooManyTokens if there are more than ``most`` tokens, before encoding if the bytes alone show it.
         """
         if most is not None:
             pieces = list(pieces)
@@ -145,7 +144,7 @@ class Tokenizer:
         return ids
 
     def least_tokens(self, text: str) -> int:
-        """Lower bound of the number of tokens of ``text``, from its bytes alone.
+        """Return a lower bound of the number of tokens of ``text``, from its bytes alone.
 
         Each of the n bytes of a token occurs in a token of at least n bytes, namely this one. So the sum of 1 / (length
         of the longest token that contains the byte) over all bytes is at most the number of tokens.
@@ -165,7 +164,7 @@ class Tokenizer:
 
     @cached_property
     def _shares(self) -> NDArray[np.float64]:
-        """Per byte value, 1 / length of the longest token that contains it; 0 where no token does."""
+        """Per byte value, 1 / length of the longest token that contains it; 0 if no token does."""
         shares = np.zeros(256)
         for token in sorted(set(self._bytes), key=len, reverse=True):
             for byte in token:
@@ -180,17 +179,17 @@ class Tokenizer:
         return b"".join([self._bytes[i] for i in ids]).decode("utf-8", errors="replace")
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes that one token stands for. Raises IndexError for an id outside the vocabulary."""
+        """Return the bytes that one token stands for. Raises IndexError for an id outside the vocabulary."""
         return self._bytes[token]
 
     def special_id(self, name: str) -> int:
-        """The id of a control token. Raises TokenizerError when this vocabulary lacks it."""
+        """Return the id of a control token. Raises TokenizerError if this vocabulary lacks it."""
         if name not in self.special_ids:
             raise TokenizerError(f"the vocabulary has no control token {name!r}; it has {list(self.special_ids)}")
         return self.special_ids[name]
 
     def to_json(self) -> str:
-        """The contents of ``tokenizer.json``."""
+        """Return the contents of ``tokenizer.json``."""
         return self._json
 
     def save(self, path: Path | str) -> None:

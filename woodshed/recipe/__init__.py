@@ -1,1 +1,1 @@
-"""The typed recipe of a run: composes every folder's own settings; TOML and overrides; imports no torch."""
+"""The typed recipe of a run: combines every folder's own settings; loads TOML with overrides. Imports no torch."""

@@ -1,4 +1,4 @@
-"""Recipes from TOML with ``--set`` overrides; every mistake names file, line, field and the nearest valid name."""
+"""Load recipes from TOML with ``--set`` overrides; errors name file, line, field and the nearest valid name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from woodshed.record.toml import to_toml
 from .recipe import Recipe
 
 BUILTIN = Path(__file__).parent.parent / "recipes"
-"""The recipes that come with the package; each is known by its name."""
+"""Folder of the recipes that come with the package."""
 
 
 class RecipeError(Exception):
@@ -30,7 +30,7 @@ def builtin_names() -> list[str]:
 
 
 def find_recipe(given: Path) -> Path:
-    """The file that ``given`` means: a path, or the name of a built-in recipe. Raises RecipeError."""
+    """Return the recipe file for ``given``, a path or the name of a built-in recipe. Raises RecipeError."""
     if given.exists() or given.suffix or len(given.parts) != 1:
         return given
     if given.name in builtin_names():
@@ -70,7 +70,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def earlier_run(recipe: Recipe) -> RunDirectory | None:
-    """The run that this recipe goes on from, if ``policy.source`` is a run directory."""
+    """Return the run that this recipe goes on from, if ``policy.source`` is a run directory, else None."""
     if recipe.policy.source in ("scratch", "smollm2"):
         return None
     run = RunDirectory(Path(recipe.policy.source).absolute())
@@ -78,15 +78,15 @@ def earlier_run(recipe: Recipe) -> RunDirectory | None:
 
 
 def first_source(recipe: Recipe) -> str:
-    """``policy.source`` of the first of the runs that this one goes on from, of this one if it goes on from none.
-    Raises RecipeError where the recipe of one cannot be read."""
+    """Return ``policy.source`` of the first run in the chain of runs that this recipe goes on from; of the recipe
+    itself if it goes on from none. Raises RecipeError if one of their recipes cannot be read."""
     while (run := earlier_run(recipe)) is not None:
         recipe = load_recipe(run.recipe)
     return recipe.policy.source
 
 
 def dump_recipe(recipe: Recipe) -> str:
-    """The resolved recipe as TOML, with every field written out."""
+    """Return the resolved recipe as TOML, with every field written out."""
     return to_toml(recipe.model_dump(mode="json", exclude_none=True))
 
 
@@ -105,7 +105,7 @@ def _explain(path: Path, text: str, origin: dict[tuple[str, ...], str], error: A
 
 
 def _line(text: str, keys: tuple[str, ...]) -> str:
-    """``:LINE`` of the deepest key that stands in the file."""
+    """Return ``:LINE`` of the deepest of the nested ``keys`` that is in the file; '' if none is."""
     table: list[str] = []
     best, depth = "", 0
     for number, line in enumerate(text.splitlines(), 1):

@@ -1,4 +1,4 @@
-"""The recipe of a run: every folder's settings under one roof, and the rules that span them."""
+"""The recipe of a run: the settings of every folder, and the rules between them."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from .stages import LearnSettings
 
 
 class TaskMix(Settings):
-    """What the agent works on."""
+    """The tasks that the agent works on."""
 
     main: str = "synthetic"
-    """What SFT, RL and the headline evaluation use: ``synthetic``, ``packages``, or a source of your own as
+    """Tasks of SFT, RL and the headline evaluation: ``synthetic``, ``packages``, or a source of your own as
     ``"module:function"`` (``examples/custom_source.py``)."""
     synthetic: SyntheticSettings = SyntheticSettings()
     """Generated small repositories."""
     packages: PackageTaskSettings | None = None
-    """Real packages; if they are not ``main``, they are evaluated before and after as transfer."""
+    """Real packages; if they are not ``main``, they are evaluated before and after RL, to measure transfer."""
     custom: CustomSettings = CustomSettings()
-    """How many tasks a source of your own is asked for."""
+    """Number of tasks to request from a source of your own."""
 
     @field_validator("main")
     @classmethod
@@ -48,43 +48,43 @@ class TaskMix(Settings):
 
     @property
     def family(self) -> Literal["synthetic", "packages", "custom"]:
-        """What the main tasks are; the first part of the names of their folders in a run directory."""
+        """Kind of the main tasks; the first part of the names of their folders in a run directory."""
         if is_reference(self.main):
             return "custom"
         return "packages" if self.main == "packages" else "synthetic"
 
 
 class Recipe(Settings):
-    """Everything that decides a run."""
+    """Everything that determines a run."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")
-    """Name of the run; its directory is ``runs/NAME`` unless told otherwise."""
+    """Name of the run; its directory is ``runs/NAME`` unless ``--out`` is given."""
     description: str = ""
     """One sentence for people."""
     seed: int = 0
-    """Decides tasks, initial weights, demonstrations, data order."""
+    """Seed of tasks, initial weights, demonstrations and data order."""
     policy: PolicySettings = PolicySettings()
     """The network to start from."""
     tasks: TaskMix = TaskMix()
-    """What it learns on."""
+    """The tasks to learn on."""
     learn: LearnSettings = LearnSettings()
     """Corpus, pretraining, demonstrations, SFT."""
     harness: Annotated[HarnessSettings, AfterValidator(check_tools)] = HarnessSettings()
     """The agent program: tools, limits, prompts."""
     grading: GradingSettings = GradingSettings()
-    """What crosses into grading, and other inputs to tests."""
+    """Files that are passed to grading, and held-out test inputs."""
     rl: RLSettings = RLSettings()
     """Asynchronous RL."""
     train: TrainSettings = TrainSettings()
     """Optimizer and loss of the RL trainer."""
     weights: WeightSettings = WeightSettings()
-    """How weights travel."""
+    """The weight chain from trainer to server."""
     engine: EngineSettings = EngineSettings()
-    """How tokens are sampled."""
+    """The engine that samples tokens."""
     sandbox: SandboxSettings = SandboxSettings()
-    """Where untrusted code runs."""
+    """The boxes in which untrusted code runs."""
     evaluate: EvaluateSettings = EvaluateSettings()
-    """Before and after."""
+    """Evaluation before and after RL."""
 
     @model_validator(mode="after")
     def _possible(self) -> Recipe:
@@ -168,7 +168,7 @@ class Recipe(Settings):
         return self
 
     def _check_tool_collapse(self) -> None:
-        """Raise ValueError if ``tool_collapse`` would punish work in the shell that no tool of the harness can do."""
+        """Raise ValueError if ``tool_collapse`` would penalise shell work for which the harness has no tool."""
         term = self.rl.rewards.get("tool_collapse")
         if term is None or not term.weight or self.harness.program is not None:
             return

@@ -1,7 +1,9 @@
-"""Rounds of RL (``rl.rounds``). At the end of each the policy is made anew from all that RL has solved so far
-(``learn.solved.after_rl``), and the next round starts from that policy, on tasks that no round has used. Steps are
-counted through all rounds, so one ledger, one store and one log of metrics hold them; each round has a weight chain and
-checkpoints of its own, since its weights do not follow from those of the last step before it.
+"""Rounds of RL (``rl.rounds``).
+
+At the end of each round a policy is trained anew on all rollouts that RL has solved so far (``learn.solved.after_rl``),
+and the next round starts from that policy, on tasks that no round has used. Steps are numbered across all rounds, so
+they share one ledger, one store and one metrics log; each round has its own weight chain and checkpoints, since its
+first weights do not continue from those of the last step before it.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from .recipe import Recipe
 
 @dataclass(frozen=True)
 class Round:
-    """One of ``rounds``; ``number`` counts from 1. Its steps are those after ``start``, up to and with ``end``."""
+    """One of ``rounds`` rounds; ``number`` counts from 1. Its steps are ``start`` + 1 to ``end``, inclusive."""
 
     number: int
     rounds: int
@@ -28,25 +30,25 @@ class Round:
 
     @property
     def begins_with(self) -> str:
-        """Name of the policy that RL starts from."""
+        """Name of the policy that the round starts from."""
         return "sft" if self.number == 1 else f"round-{self.number - 1}"
 
     @property
     def ends_with(self) -> str:
-        """Name of the policy that is made from what was solved."""
+        """Name of the policy at the end of the round, after SFT on what was solved."""
         return "final" if self.last else f"round-{self.number}"
 
     @property
     def title(self) -> str:
-        """The round for titles of stages, as ', round 2 of 3'; '' where there is one."""
+        """Suffix for titles of stages, such as ', round 2 of 3'; '' if there is only one round."""
         return f", round {self.number} of {self.rounds}" if self.rounds > 1 else ""
 
     def own(self, name: str) -> str:
-        """``name`` of a stage, a program or a policy for this round (``evaluate.arms.in_round``)."""
+        """Return the name for this round of the stage, program or policy ``name`` (``evaluate.arms.in_round``)."""
         return in_round(name, None if self.last else self.number)
 
     def beside(self, place: str) -> str:
-        """A folder or address that each round has its own of; the first has ``place``."""
+        """Return this round's own folder or address, derived from ``place``, which is that of the first round."""
         return place if self.number == 1 else f"{place}-round-{self.number}"
 
 
@@ -56,5 +58,5 @@ def rounds_of(recipe: Recipe) -> list[Round]:
 
 
 def round_of(recipe: Recipe, number: int | None) -> Round:
-    """The round of that number, the last one for None."""
+    """Return the round with this number; the last one for None."""
     return rounds_of(recipe)[-1 if number is None else number - 1]

@@ -13,17 +13,19 @@ class CorpusSettings(Settings):
     """Text for the tokenizer and for pretraining, made from generated functions and the standard library."""
 
     functions: int = Field(default=4000, ge=8)
-    """Generated functions of the training split."""
+    """Number of generated functions, of the ``sft`` split."""
     tokens: int = Field(default=1_300_000, ge=1000)
-    """Pretraining tokens."""
+    """Number of pretraining tokens."""
     library_share: float = Field(default=0.03, ge=0, le=1)
-    """Share of conversations about short functions of Python's own library. General code costs a tiny policy much."""
+    """Share of conversations about short functions of Python's standard library. General code uses up much of a tiny
+    policy's capacity."""
     protocol_share: float = Field(default=0.2, ge=0, le=1)
     """Share of conversations that also run tests and finish (not executed); the others only read and edit."""
     retry_share: float = Field(default=0.5, ge=0, le=1)
-    """Share of those with tests in which one or two attempts fail first; failed edits weigh nothing."""
+    """Share of conversations with tests in which one or two attempts fail first; failed edits have the weight of
+    context."""
     context_weight: float = Field(default=0.0, ge=0, le=1)
-    """Loss weight of tokens that are context; actions weigh 1."""
+    """Loss weight of context tokens; actions have weight 1."""
 
 
 class PretrainSettings(Settings):
@@ -36,55 +38,57 @@ class PretrainSettings(Settings):
     other_lr: float = Field(default=3e-3, gt=0)
     """Peak learning rate of AdamW (embeddings, norms)."""
     final_lr: float = Field(default=0.3, ge=0, le=1)
-    """Learning rate at the end as a share of the peak."""
+    """Final learning rate as a fraction of the peak."""
     products: Literal["float32", "bfloat16"] = "float32"
-    """Operands of matrix products, see ``train.products``."""
+    """Dtype of the operands of matrix products, see ``train.products``."""
 
 
 class DemonstrationSettings(Settings):
     """Scripted, imperfect demonstrations, executed in sandboxes through the harness."""
 
     episodes: int = Field(default=5000, ge=0)
-    """Demonstrations."""
+    """Number of demonstrations."""
     right_edit: float = Field(default=0.45, ge=0, le=1)
-    """Chance that an attempt is the right edit; otherwise a random mutation."""
+    """Chance that an attempt is the correct edit; otherwise it is a random mutation."""
     broken_edit: float = Field(default=0.35, ge=0, le=1)
-    """Share of the other attempts that do not even parse: what a small policy most often does wrong on its own."""
+    """Share of the other attempts that do not even parse, the most frequent mistake of a small policy; of synthetic
+    tasks."""
     wrong_edit_weight: float = Field(default=0.0, ge=0, le=1)
-    """Loss weight of edits that parse and are no repair. At 0 the policy learns only what to do after them. Edits that
-    are rejected always weigh 0."""
+    """Loss weight of edits that parse but do not fix the bug. At 0 the policy learns only what to do after them. Edits
+    that do not parse always have weight 0."""
     untested_finish: float = Field(default=0.35, ge=0, le=1)
     """Chance to finish after an edit without running the tests."""
     give_up: float = Field(default=0.3, ge=0, le=1)
-    """Chance to finish after tests failed."""
+    """Chance to finish after failed tests."""
     invalid_call: float = Field(default=0.06, ge=0, le=1)
     """Chance of a call that the harness rejects."""
     decline: float = Field(default=0.0, ge=0, le=1)
-    """Chance to finish without any edit, once the broken file was read; of synthetic tasks. ``sft.verified`` leaves
-    such demonstrations out."""
+    """Chance to finish without any edit after reading the broken file; of synthetic tasks. ``sft.verified`` leaves such
+    demonstrations out."""
     wrong_file: float = Field(default=0.1, ge=0, le=1)
-    """Chance to look at a file that is not the broken one."""
+    """Chance to read a file that is not the broken one; of synthetic tasks."""
     undo: float = Field(default=0.75, ge=0, le=1)
-    """Chance to undo an edit whose tests failed before trying again."""
+    """Chance to undo an edit whose tests failed, before trying again."""
     reread: float = Field(default=0.85, ge=0, le=1)
-    """Chance to read the file again before the next attempt. With the failed attempt between the file and the edit a
+    """Chance to read the file again before the next attempt. With the failed attempt between the file and the edit, a
     small policy copies badly: its second edits were right five times less often than its first ones."""
     hinted: float = Field(default=0.0, ge=0, le=1)
-    """Share of the rejected calls that are shown once more with a hint of ``rl.hints`` in their place, then what was
-    done instead, so that a policy learns what hints mean."""
+    """Share of the rejected calls for which an additional example is made: the call is replaced by a hint of
+    ``rl.hints`` and the call that should have been made, so that a policy learns what hints mean."""
     max_edits: int = Field(default=5, ge=1)
-    """Most attempts of one demonstration."""
+    """Maximum number of attempts in one demonstration."""
     summary_plan: float = Field(default=0.0, ge=0, le=1)
-    """Chance that a summary (``harness.summary``) says the next edit; after the others the file is read again."""
+    """Chance that a summary (``harness.summary``) states the next edit; after other summaries the file is read
+    again."""
     concurrency: int = Field(default=16, ge=1)
-    """Episodes at once."""
+    """Number of episodes at the same time."""
 
 
 class SFTSettings(Settings):
     """Supervised fine-tuning on the demonstrations; loss on the policy's own tokens only."""
 
     epochs: int = Field(default=1, ge=1)
-    """Passes over the demonstrations."""
+    """Number of passes over the demonstrations."""
     batch_tokens: int = Field(default=1024, ge=16)
     """Tokens per optimizer step."""
     matrix_lr: float = Field(default=0.014, ge=0)
@@ -92,41 +96,42 @@ class SFTSettings(Settings):
     other_lr: float = Field(default=2.1e-3, gt=0)
     """Peak learning rate of AdamW."""
     microbatch_tokens: int = Field(default=4096, ge=16)
-    """Padded tokens per forward pass."""
+    """Maximum number of padded tokens per forward pass."""
     recompute: bool = False
     """Recompute activations in the backward pass to save memory."""
     products: Literal["float32", "bfloat16"] = "float32"
-    """Operands of matrix products, see ``train.products``."""
+    """Dtype of the operands of matrix products, see ``train.products``."""
     max_tokens: int = Field(default=1024, ge=16)
-    """Longer demonstrations are cut at this length."""
+    """Maximum length in tokens; longer demonstrations are cut."""
     verified: bool = False
     """Learn only from demonstrations that were graded as solved and whose last edit was followed by a passing test.
     The others teach to stop early."""
 
 
 class SolvedSettings(Settings):
-    """SFT on rollouts that were solved: of RL, for its result, and of rejection sampling, which RL is compared with."""
+    """SFT on solved rollouts: on those of RL, for its final policy, and on those of rejection sampling, as a
+    baseline."""
 
     after_rl: bool = False
-    """Make the run's result anew when RL is over: SFT from the policy before all SFT, on the verified demonstrations
-    and every different rollout that RL solved."""
+    """After RL, train the run's final policy anew: SFT of the policy before SFT, on the verified demonstrations and all
+    distinct rollouts that RL solved."""
     wasted_call_weight: float = Field(default=0.0, ge=0, le=1)
-    """Loss weight of calls that were rejected and of edits that were undone. A solved rollout has many of them, and
-    at 1 they are learned like what solved it."""
+    """Loss weight of calls that were rejected and of edits that were undone. A solved rollout has many of them; at 1
+    they are learned as much as the calls that solved the task."""
 
 
 class MtpSettings(Settings):
-    """A multi-token-prediction head that guesses tokens for the engine (speculative decoding), distilled from the
-    policy after SFT."""
+    """A multi-token-prediction head that drafts tokens for the engine (speculative decoding), distilled from the policy
+    after SFT."""
 
     steps: int = Field(default=0, ge=0)
-    """Optimizer steps; 0 makes no head."""
+    """Number of optimizer steps; 0 makes no head."""
     batch_tokens: int = Field(default=2048, ge=16)
     """Tokens per optimizer step."""
     lr: float = Field(default=3e-3, gt=0)
     """Peak learning rate of AdamW."""
     depth: int = Field(default=2, ge=1, le=8)
-    """How many of its own steps the head is trained to go on from."""
+    """Number of consecutive tokens that the head is trained to draft, each from its own previous output."""
 
 
 class LearnSettings(Settings):
@@ -137,11 +142,11 @@ class LearnSettings(Settings):
     pretrain: PretrainSettings = PretrainSettings()
     """Pretraining (policies from scratch only)."""
     demonstrations: DemonstrationSettings = DemonstrationSettings()
-    """What SFT learns from."""
+    """Demonstrations for SFT."""
     sft: SFTSettings = SFTSettings()
     """Supervised fine-tuning."""
     mtp: MtpSettings = MtpSettings()
-    """The head that drafts; none unless ``steps`` says so."""
+    """The draft (MTP) head; none if its ``steps`` is 0."""
     solved: SolvedSettings = SolvedSettings()
     """SFT on solved rollouts."""
 

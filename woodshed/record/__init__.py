@@ -1,1 +1,1 @@
-"""Records that the planes exchange, and their storage. Knows nothing of Ray, HTTP or sandboxes."""
+"""Records that the planes exchange, and their storage. Independent of Ray, HTTP and sandboxes."""

@@ -13,15 +13,15 @@ def write_whole(path: Path, data: bytes | str, *, fsync: bool = False) -> None:
     """Write beside ``path`` and rename into place; create parent folders, replace an existing file.
 
     Readers see the old file or the new one, even if this process is killed; with ``fsync`` also after a power failure.
-    Where it fails (OSError, for example a full disk), nothing is left behind.
+    If writing fails (OSError, for example a full disk), nothing is left behind.
     """
     with _written_beside(path, data, fsync) as temporary:
         temporary.replace(path)
 
 
 def create_whole(path: Path, data: bytes | str, *, fsync: bool = False, mode: int = 0o666) -> bool:
-    """Write as ``write_whole`` where ``path`` does not exist; return False where it does. Of several callers at the
-    same time, in any processes, one gets True. ``mode``: permissions before the umask."""
+    """Write like ``write_whole`` if ``path`` does not exist; return False if it does. Of several concurrent callers, in
+    any processes, exactly one gets True. ``mode``: permissions before the umask."""
     with _written_beside(path, data, fsync, mode) as temporary:
         try:
             path.hardlink_to(temporary)
@@ -34,7 +34,8 @@ def create_whole(path: Path, data: bytes | str, *, fsync: bool = False, mode: in
 
 @contextmanager
 def _written_beside(path: Path, data: bytes | str, fsync: bool, mode: int = 0o666) -> Iterator[Path]:
-    """Write a temporary file, one per call because threads may write the same path. Remove it where the body fails."""
+    """Write and yield a temporary file, one per call because threads may write the same path. Remove it if the body
+    fails."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:

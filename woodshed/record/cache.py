@@ -10,8 +10,8 @@ from pathlib import Path
 def cache_directory() -> Path:
     """Return ``$WOODSHED_CACHE``, else ``$XDG_CACHE_HOME/woodshed``, else ``~/.cache/woodshed``.
 
-    Without a writable home folder it is a folder of this user among the temporary files. Raises OSError, with what to
-    do, where there is none.
+    Without a writable home folder it is a folder of this user among the temporary files. Raises OSError, which says
+    what to do, if no folder can be used.
     """
     if value := os.environ.get("WOODSHED_CACHE"):
         try:

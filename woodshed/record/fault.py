@@ -14,9 +14,12 @@ _SHORTAGES = frozenset({
 
 
 class Fault(Exception):
-    """A failure with its ``source``. ``box`` counts against the code that ran in the box; ``host`` and ``endpoint`` are
-    retried, then masked; ``task`` is masked at once: the task cannot be graded here, whatever the submission.
-    ``replay`` is masked at once too: the box of a fork did not repeat its parent's beginning."""
+    """A failure with its ``source``.
+
+    ``box`` counts against the code that ran in the box; ``host`` and ``endpoint`` are retried, then masked; ``task`` is
+    masked at once, because the task cannot be graded here, whatever the submission; ``replay`` is masked at once too:
+    the box of a fork did not repeat its parent's beginning.
+    """
 
     source: ClassVar[FaultSource]
 
@@ -28,6 +31,6 @@ class HostFault(Fault):
 
 
 def is_shortage(error: OSError) -> bool:
-    """Whether an error of this machine's own files means that the machine is out of a resource, and so says nothing
-    about the file."""
+    """Return whether an error of this machine's file system means that the machine is out of a resource, so that it
+    says nothing about the file."""
     return error.errno in _SHORTAGES

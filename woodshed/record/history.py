@@ -24,9 +24,9 @@ class Rating:
     """Result of one version of a policy: ``solved`` of ``rollouts``, without those lost to infrastructure errors.
 
     ``policy`` is its display name, ``version`` its PolicyVersion (of the newest token), ``checkpoint`` the digest of
-    its files where they were available, ``harness`` the harness hash. ``group`` identifies these rollouts: of two
-    ratings of a group the one with more rollouts counts. ``kind``: ``rate``, or the stage of a run (``before``,
-    ``after``, ``train``). ``turns`` and ``thinking_tokens`` are means over the rollouts. ``date``: UTC, to the second.
+    its files if they were available, ``harness`` the harness hash. ``group`` identifies these rollouts: of two ratings
+    of a group the one with more rollouts counts. ``kind``: ``rate``, or the stage of a run (``before``, ``after``,
+    ``train``). ``turns`` and ``thinking_tokens`` are means over the rollouts. ``date``: UTC, to the second.
     """
 
     group: str
@@ -99,7 +99,7 @@ def read_history(task: Task) -> History:
 
 
 def note_rating(task: Task, rating: Rating) -> bool:
-    """Add a rating; return False, and write nothing, where one of this group with as many rollouts is there."""
+    """Add a rating; return False, and write nothing, if its group has one with as many or more rollouts."""
     known = next((r for r in read_history(task).ratings if r.group == rating.group), None)
     if known is not None and known.rollouts >= rating.rollouts:
         return False
@@ -108,7 +108,7 @@ def note_rating(task: Task, rating: Rating) -> bool:
 
 
 def note_mark(task: Task, mark: Mark) -> bool:
-    """Add a decision; return False, and write nothing, where it equals the last one but for its date."""
+    """Add a decision; return False, and write nothing, if it equals the last one except for its date."""
     last = read_history(task).mark
     if last is not None and (last.status, last.why, last.hardened) == (mark.status, mark.why, mark.hardened):
         return False
@@ -130,12 +130,12 @@ def in_use(tasks: Iterable[Task]) -> tuple[list[Task], Counter[str]]:
 
 
 def now() -> str:
-    """The current time as a ``date`` (UTC, to the second)."""
+    """Return the current time as a ``date`` (UTC, to the second)."""
     return at(datetime.now(UTC).timestamp())
 
 
 def at(seconds: float) -> str:
-    """A time in Unix seconds as a ``date`` (UTC, to the second)."""
+    """Return a time in Unix seconds as a ``date`` (UTC, to the second)."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

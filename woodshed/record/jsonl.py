@@ -45,7 +45,7 @@ class JsonLines:
 
 
 def _end_of_rows(file: BinaryIO, block: int = 1 << 16) -> int:
-    """Offset at which the last whole line ends, searched from the end because the file may be long."""
+    """Return the offset at which the last complete line ends, searched from the end because the file may be long."""
     end = file.seek(0, os.SEEK_END)
     while end:
         start = max(0, end - block)

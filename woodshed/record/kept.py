@@ -31,18 +31,19 @@ class KeptSets:
 
     @staticmethod
     def of(start: int, sets: Sequence[bytes]) -> KeptSets:
-        """The record of ``sets``, ids int32 little endian as in ``TokenReport.kept``; empty ones are unknown sets."""
+        """Make the record of ``sets``, each the ids as int32 little endian, as in ``TokenReport.kept``. If one of them
+        is empty (unknown), all count as unknown."""
         known = all(sets)
         data = encode_sets([np.frombuffer(ids, "<i4") for ids in sets]) if known else b""
         return KeptSets(start, start + len(sets), data)
 
     @property
     def known(self) -> bool:
-        """Whether the sets were reported."""
+        """True if the engine reported the sets."""
         return bool(self.data)
 
     def sets(self) -> list[NDArray[np.int32]]:
-        """The ids of each set, ascending, int32 ``[n]``. Raises ValueError if they are unknown or damaged."""
+        """Return the ids of each set, ascending, int32 ``[n]``. Raises ValueError if they are unknown or damaged."""
         if not self.known:
             raise ValueError(f"the kept sets of tokens {self.start} to {self.end} are not recorded")
         found = decode_sets(self.data)
@@ -66,7 +67,7 @@ class KeptSets:
 
 
 def encode_sets(sets: Sequence[NDArray[np.integer]]) -> bytes:
-    """Each set as int32 n and n ids int32, or, where that is shorter, as int32 -b and b bytes of bits; all little
+    """Encode each set as int32 n and n ids int32 or, if that is shorter, as int32 -b and b bytes of bits; all little
     endian. ``sets``: ids ``[n]``, ascending, at least one each."""
     parts = []
     for ids in sets:
@@ -82,7 +83,7 @@ def encode_sets(sets: Sequence[NDArray[np.integer]]) -> bytes:
 
 
 def decode_sets(data: bytes) -> list[NDArray[np.int32]]:
-    """The sets that ``encode_sets`` wrote. Raises ValueError for other data."""
+    """Decode the sets that ``encode_sets`` wrote. Raises ValueError for other data."""
     sets, at = [], 0
     while at < len(data):
         count = int.from_bytes(data[at : at + 4], "little", signed=True)

@@ -31,7 +31,7 @@ VALUES = 50_000
 def loads(text: str | bytes, number: Callable[[str], Any] | None = None) -> Any:
     """Parse like ``json.loads``; ``number``, if given, converts numbers.
 
-    Raises ValueError, also where a long text has more than ``VALUES`` values, and RecursionError where it is nested too
+    Raises ValueError, also if a long text has more than ``VALUES`` values, and RecursionError if it is nested too
     deeply.
     """
     if len(text) <= AT_ONCE:
@@ -108,7 +108,7 @@ class _Reader:
             at = self._blank(at + 1)
 
     def _blank(self, at: int) -> int:
-        """Index of the first character from ``at`` on that is not blank."""
+        """Return the index of the first character from ``at`` on that is not blank."""
         text = self._text
         if text[at : at + 1] not in _BLANKS:
             return at
@@ -140,7 +140,7 @@ class _Reader:
 
 
 def _whole(piece: str) -> int:
-    """Length of the longest prefix that ends neither within an escape nor within a surrogate pair."""
+    """Return the length of the longest prefix that ends neither within an escape nor within a surrogate pair."""
     end = len(piece)
     end -= (end - len(piece.rstrip("\\"))) % 2
     if (found := _UNFINISHED.search(piece, max(0, end - 5), end)) and _starts_escape(piece, found.start()):
@@ -151,12 +151,12 @@ def _whole(piece: str) -> int:
 
 
 def _starts_escape(piece: str, at: int) -> bool:
-    """Whether the backslash at ``at`` begins an escape, rather than being escaped itself."""
+    """Return whether the backslash at ``at`` begins an escape, rather than being escaped itself."""
     return (at - len(piece[:at].rstrip("\\"))) % 2 == 0
 
 
 def _decoded(data: bytes) -> str:
-    """Decode ``data`` in pieces. Raises ValueError where it is not text."""
+    """Decode ``data`` in pieces. Raises ValueError if it is not text."""
     decoder = codecs.getincrementaldecoder(json.detect_encoding(data))("surrogatepass")
     starts = range(0, len(data), 1 << 20)
     return "".join([decoder.decode(data[i : i + (1 << 20)], i + (1 << 20) >= len(data)) for i in starts])

@@ -1,4 +1,4 @@
-"""``--set field=value`` of commands: merged into a table of settings, and named in errors about it."""
+"""``--set field=value`` options of commands: merged into a table of settings, and named in errors about its values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def apply(table: dict[str, Any], overrides: Sequence[str]) -> dict[tuple[str, ...], str]:
-    """Put ``overrides`` (``engine.threads=2``) into ``table``; return the override of each field. Raises ValueError."""
+    """Put ``overrides`` (``engine.threads=2``) into ``table``; return the option text of each field they set. Raises
+    ValueError."""
     origin: dict[tuple[str, ...], str] = {}
     for override in overrides:
         keys, value = _parsed(override)
@@ -47,7 +48,7 @@ def validated(model: type[M], table: dict[str, Any], overrides: Sequence[str]) -
 
 
 def fields_at(model: type[BaseModel], keys: Sequence[str]) -> list[str]:
-    """Names of the fields of the table at ``keys``."""
+    """Return the names of the fields of the table at ``keys``."""
     for key in keys:
         field = model.model_fields.get(key)
         candidates = [field.annotation, *get_args(field.annotation)] if field else []

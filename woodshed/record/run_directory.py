@@ -36,7 +36,7 @@ class RunDirectory:
         return self.root / "weights"
 
     def chain(self, store: str) -> str:
-        """Address of the weight chain, given ``weights.store`` of the recipe."""
+        """Return the address of the weight chain, given ``weights.store`` of the recipe."""
         return store or str(self.weights)
 
     @property
@@ -44,12 +44,12 @@ class RunDirectory:
         return self.root / "checkpoints"
 
     def stage_checkpoints(self, stage: str) -> Path:
-        """Checkpoints of a supervised stage while it runs."""
+        """Return the folder of a supervised stage's checkpoints, which exists while the stage runs."""
         return self.checkpoints / stage
 
     @property
     def trainer_lock(self) -> Path:
-        """Locked while the trainer computes."""
+        """File that is locked while the trainer computes."""
         return self.root / "server" / "trainer.lock"
 
     @property
@@ -61,7 +61,7 @@ class RunDirectory:
         return self.root / "demonstrations"
 
     def examples(self, *, verified: bool = False) -> Path:
-        """Token sequences of the demonstrations, all of them or only the verified ones."""
+        """Return the file with the token sequences of the demonstrations, all of them or only the verified ones."""
         return self.demonstrations / ("verified.npz" if verified else "examples.npz")
 
     @property
@@ -70,17 +70,17 @@ class RunDirectory:
 
     @property
     def egress_log(self) -> Path:
-        """Log of the network requests of boxes, where the recipe allows any."""
+        """Log of the network requests of boxes, if the recipe allows any."""
         return self.root / "egress.jsonl"
 
     @property
     def placed_boxes(self) -> Path:
-        """Addresses of the box servers that the run itself places, and their key."""
+        """Folder with the addresses of the box servers that the run itself starts, and their key."""
         return self.root / "boxes"
 
     @property
     def judge_log(self) -> Path:
-        """Log of a judge's questions and answers, where the recipe has one."""
+        """Log of the judge's questions and answers, if the recipe has a judge."""
         return self.root / "judge.jsonl"
 
     @property
@@ -91,7 +91,7 @@ class RunDirectory:
         return self.root / "tasks" / split
 
     def policy(self, stage: str) -> Path:
-        """Hugging Face directory of the policy after ``stage`` (``pretrain``, ``sft``, ``final``)."""
+        """Return the Hugging Face directory of the policy after ``stage`` (``pretrain``, ``sft``, ``final``)."""
         return self.root / "policy" / stage
 
     def log(self, program: str) -> Path:
@@ -101,11 +101,12 @@ class RunDirectory:
         return self.root / "metrics" / f"{name}.jsonl"
 
     def stage_result(self, stage: str) -> dict[str, Any] | None:
-        """Result of a finished stage, or None. Raises DirectoryError."""
+        """Return the result of a finished stage, or None. Raises DirectoryError."""
         return _read_object(self.root / "stages" / f"{stage}.json")
 
     def read_result_of(self, stage: str) -> dict[str, Any]:
-        """Result that the programs of a stage wrote, before the stage counts as finished. Raises DirectoryError."""
+        """Return the result that the programs of a stage wrote, before the stage counts as finished; {} if there is
+        none. Raises DirectoryError."""
         return _read_object(self.root / "results" / f"{stage}.json") or {}
 
     def write_result_of(self, stage: str, result: dict[str, Any]) -> None:
@@ -115,7 +116,7 @@ class RunDirectory:
         write_json(self.root / "stages" / f"{stage}.json", result)
 
     def read_clock(self) -> dict[str, float]:
-        """Seconds that unfinished stages have taken so far, including the time before a kill."""
+        """Return the seconds that unfinished stages have taken so far, including the time before a kill."""
         return self.read_progress("clock")
 
     def write_clock(self, seconds: dict[str, float]) -> None:
@@ -152,7 +153,7 @@ def key_file(path: Path, key: str = "") -> Path:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write completely or not at all, and flush to the disk before returning."""
+    """Write a file atomically and flush it to disk before returning."""
     write_whole(path, text, fsync=True)
 
 

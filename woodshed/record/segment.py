@@ -1,4 +1,4 @@
-"""A segment: a maximal run of tokens in which every request extended the one before."""
+"""A segment: a maximal sequence of tokens in which every request extended the previous one."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class Altered:
     """Tokens ``[start, end)`` of a segment were sampled from another distribution than the policy's own: at a
     ``temperature`` other than 1, with penalties (``Sampling.presence_penalty`` and so on), or ``biased`` (logit_bias).
 
-    Their log-probabilities are not those that a trainer computes, so they cannot be trained on. Truncations are no
-    alteration: the sets that they kept are recorded.
+    Their log-probabilities are not those that a trainer computes, so they cannot be trained on. Truncated sampling
+    (top-p and so on) is not included: its kept sets are recorded.
     """
 
     start: int
@@ -70,7 +70,7 @@ class Altered:
     biased: bool = False
 
     def __str__(self) -> str:
-        """For example ``at temperature 0.5 and with penalties``."""
+        """Describe the sampling in words, for example ``at temperature 0.5 and with penalties``."""
         parts = [f"at temperature {self.temperature:g}"] if self.temperature != 1 else []
         parts += ["with penalties"] if (self.presence, self.frequency, self.repetition) != (0, 0, 1) else []
         parts += ["with logit_bias"] if self.biased else []
@@ -82,7 +82,7 @@ class Altered:
     @staticmethod
     def from_json(data: Sequence[Any]) -> Altered:
         """Read what ``to_json`` wrote. Raises TypeError or ValueError for anything else."""
-        if len(data) == 5:  # a record that knows penalties alone
+        if len(data) == 5:  # an old record, with penalties only
             data = [*data[:2], 1.0, *data[2:], False]
         start, end, temperature, presence, frequency, repetition, biased = data
         if not isinstance(start, int) or not isinstance(end, int) or not isinstance(biased, bool):
@@ -117,7 +117,7 @@ class Segment:
         return len(self.tokens)
 
     def check(self) -> None:
-        """Raise ValueError where the arrays disagree with each other."""
+        """Raise ValueError if the arrays are inconsistent."""
         t = len(self.tokens)
         for name in ("sampled", "logprobs", "versions"):
             if len(getattr(self, name)) != t:

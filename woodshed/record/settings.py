@@ -26,18 +26,19 @@ class Settings(BaseModel):
 
 
 def is_reference(name: str) -> bool:
-    """Whether a name in a recipe refers to the user's own code, ``"module:Name"``."""
+    """Return whether a name in a recipe refers to the user's own code, ``"module:Name"``."""
     return ":" in name
 
 
 def load_reference(reference: str, field: str = "") -> Any:
-    """Import a module and return its attribute. Raises ValueError, which begins with ``field``, where that fails."""
+    """Import a module and return its attribute. If that fails, raises ValueError, whose message begins with
+    ``field``."""
     module, _, attribute = reference.partition(":")
     # ``python -m`` puts the current folder on the path; a program that pip installed does not.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
         return getattr(import_module(module), attribute)
-    except Exception as error:  # whatever a user's module raises while it is loaded
+    except Exception as error:  # a user's module may raise anything while it is loaded
         where = f"{field}: " if field else ""
         raise ValueError(f"{where}{reference!r} cannot be loaded: {type(error).__name__}: {error}") from error

@@ -142,7 +142,7 @@ class TrajectoryStore:
         self._compress = threading.local()
 
     def add(self, trajectory: Trajectory) -> bool:
-        """Store a trajectory; return False, and change nothing, where its id is stored already."""
+        """Store a trajectory; return False, and change nothing, if its id is stored already."""
         blob = self._compressor().compress(trajectory_to_bytes(trajectory))
         low, high = trajectory.version_range()
         row = {
@@ -173,7 +173,7 @@ class TrajectoryStore:
         return True
 
     def get(self, trajectory_id: str) -> Trajectory | None:
-        """Return the trajectory, or None if none of that id is stored."""
+        """Return the trajectory with this id, or None."""
         found = list(self._load(sa.select(*_record).where(_table.c.id == trajectory_id)))
         return found[0] if found else None
 
@@ -187,7 +187,7 @@ class TrajectoryStore:
             return set(connection.scalars(sa.select(_table.c.id).where(_table.c.group_id == group)))
 
     def rows(self, where: str = "", order_by: str = "started") -> list[dict[str, Any]]:
-        """Index rows without blobs, as dicts; ``where`` is SQL over the index columns."""
+        """Return index rows without blobs, as dicts; ``where`` is an SQL condition on the index columns."""
         columns = [c for c in _table.c if c.name != "blob"]
         query = sa.select(*columns).order_by(sa.text(order_by))
         if where:
@@ -241,7 +241,7 @@ class TrajectoryStore:
         self._engine.dispose()
 
     def _drop_unused_shards(self) -> None:
-        """Delete shards that no row refers to: a kill interrupted ``compact``, and the rows still have their blobs."""
+        """Delete shards that no row refers to, left by a killed ``compact``; the rows still have their blobs."""
         with self._engine.connect() as connection:
             used = set(connection.scalars(sa.select(_table.c.shard).distinct()))
         for path in self.folder.glob("shard-*.parquet"):

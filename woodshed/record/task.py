@@ -23,7 +23,7 @@ HISTORY = "history.jsonl"
 """File with results of policies on a task (``record/history.py``); in the directory, but not part of the task."""
 
 WITHHELD = "withheld"
-"""Value of ``reference`` in the provenance where the authors of a benchmark withhold a task's solution."""
+"""Value of ``reference`` in the provenance if the authors of a benchmark withhold a task's solution."""
 
 
 class TaskError(Exception):
@@ -106,37 +106,37 @@ class Task:
 
     @property
     def workspace(self) -> Path:
-        """The files that the agent starts from."""
+        """Folder with the files that the agent starts from."""
         return self.path / "environment" / "workspace"
 
     def workspace_files(self) -> dict[str, bytes]:
         return _files(self.workspace)
 
     def workspace_names(self) -> list[str]:
-        """Paths of the workspace's files, without reading them."""
+        """Return the paths of the workspace's files, without reading them."""
         return [path.relative_to(self.workspace).as_posix() for path in _plain_files(self.workspace)]
 
     def test_files(self) -> dict[str, bytes]:
         return _files(self.path / "tests")
 
     def solution_files(self) -> dict[str, bytes]:
-        """The reference solution as files relative to the workdir (``solution/workspace/...``)."""
+        """Return the reference solution as files relative to the workdir (``solution/workspace/...``)."""
         return _files(self.path / "solution" / "workspace")
 
     def environment_files(self) -> dict[str, bytes]:
-        """Files of ``environment/`` besides the workspace, from which other Harbor tools build the box."""
+        """Return the files of ``environment/`` except the workspace, from which other Harbor tools build the box."""
         found = _files(self.path / "environment")
         return {name: data for name, data in found.items() if not name.startswith("workspace/")}
 
     @property
     def withheld(self) -> bool:
-        """Whether the authors withhold the solution, so that the task is only for evaluation (``Task.load`` requires
+        """True if the authors withhold the solution, so that the task is only for evaluation (``Task.load`` requires
         the split ``heldout``)."""
         return self.info.provenance.get("reference") == WITHHELD and not self.solution_files()
 
     @cached_property
     def digest(self) -> str:
-        """sha256 over every file of the directory but its history, by path and content."""
+        """sha256 over path and content of every file of the directory, except its history."""
         digest = hashlib.sha256()
         for name, data in _files(self.path).items():
             if name == HISTORY:
@@ -238,8 +238,8 @@ def _names(folder: Path) -> set[str]:
 
 
 def _files(folder: Path) -> dict[str, bytes]:
-    """Read all files below a folder. Raises TaskError where it cannot be read, HostFault where the machine is out of a
-    resource that reading needs."""
+    """Read all files below a folder. Raises TaskError if one cannot be read, HostFault if the machine lacks a resource
+    that reading needs."""
     paths = _plain_files(folder)
     try:
         return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}

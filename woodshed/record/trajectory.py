@@ -1,4 +1,4 @@
-"""The one record of everything a policy does: rollout, benchmark run or live conversation."""
+"""The common record of everything a policy does: rollout, benchmark run or live conversation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ToolEvent:
     """One tool call as the harness saw it.
 
     ``error`` is None or a type from ``woodshed.harness.errors`` (``unknown_tool``, ``invalid_arguments``, ...);
-    ``raw`` keeps the model's own text where it could not be parsed; ``seconds`` is wall time in the sandbox.
+    ``raw`` keeps the model's own text if it could not be parsed; ``seconds`` is wall time in the sandbox.
     """
 
     turn: int
@@ -63,10 +63,10 @@ class Effort:
 
 @dataclass(frozen=True)
 class ReplyUsage:
-    """What the policy server said about one reply of an episode. ``context`` counts the contexts before it (each
-    summary starts one); ``summary``: the reply is a summary. ``prompt_tokens`` is the length of its context before the
-    reply. ``parse_error``: why a call of the reply could not be parsed, else empty. ``asked_seconds``: how much of the
-    episode's wall limit was spent when the reply was asked for."""
+    """Usage data of one reply of an episode, from the policy server. ``context``: number of contexts before that of the
+    reply (each summary starts a new one); ``summary``: the reply is a summary. ``prompt_tokens``: length of its context
+    before the reply. ``parse_error``: why a call of the reply could not be parsed, else ''. ``asked_seconds``: how much
+    of the episode's wall-time limit was used when the reply was requested."""
 
     context: int
     summary: bool
@@ -80,7 +80,7 @@ class ReplyUsage:
 
 @dataclass(frozen=True)
 class Fork:
-    """Where a trajectory branched off from another one, its ``parent``.
+    """The point at which a trajectory branched off from another one, its ``parent``.
 
     Both have the same first ``replies`` replies (summaries included) and the same results of their calls. ``tokens``:
     the first segment begins with this number of tokens of the parent's segment ``segment``. They are context in the
@@ -149,7 +149,7 @@ class Trajectory:
         return {str(finding["monitor"]) for finding in self.findings}
 
     def version_range(self) -> tuple[int, int]:
-        """Smallest and largest PolicyVersion that sampled a token; (-1, -1) if none was sampled."""
+        """Return the smallest and largest PolicyVersion that sampled a token; (-1, -1) if none was sampled."""
         seen = [s.versions[s.sampled] for s in self.segments if s.sampled.any()]
         if not seen:
             return (-1, -1)

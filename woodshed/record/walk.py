@@ -10,8 +10,8 @@ from pathlib import Path
 def all_below(folder: Path, skip: Collection[str] = ()) -> list[Path]:
     """List everything below ``folder``, sorted; links are listed but not followed, folders named in ``skip`` left out.
 
-    Raises OSError where a folder cannot be read. From Python 3.12 on ``Path.rglob`` silently skips such folders: on a
-    machine that is out of file descriptors a task would have no tests and a layer no files.
+    Raises OSError if a folder cannot be read. From Python 3.12 on, ``Path.rglob`` silently skips such folders, so that
+    on a machine without free file descriptors a task would have no tests and a layer no files.
     """
 
     def refuse(error: OSError) -> None:

@@ -1,10 +1,10 @@
-"""From graded groups to the batch of one training step.
+"""Build the batch of one training step from graded groups.
 
-What a token weighs is the algorithm's to say (``algorithms/``); prompts, tool results and summaries that the policy
-only read weigh nothing. Denominators are constants, so that a long rollout weighs neither less nor more per token than
-a short one. Forks do not count in them: how many there are depends on what the rollouts did, so counting them would let
-one group's failed tests change what the tokens of another group weigh. Rollouts lost to infrastructure, and those that
-the recipe quarantines, are masked, and the algorithm sees the rest; nothing else is ever left out of a group.
+The algorithm (``algorithms/``) decides the weight of each sampled token; prompts, tool results and summaries that the
+policy only read have weight 0. Denominators are constants, so that a long rollout weighs neither less nor more per
+token than a short one. Forks do not count in the denominators: their number depends on what the rollouts did, so one
+group's failed tests would change the token weights of another group. Rollouts that were lost to infrastructure or are
+quarantined by the recipe are masked; the algorithm sees all other rollouts of a group.
 """
 
 from __future__ import annotations
@@ -32,16 +32,18 @@ from .hints import Hinter, HintStats, Marks
 
 @dataclass
 class BatchStats:
-    """Where every rollout of a batch went: ``trained``, ``zero_advantage``, ``infra_errors``, ``abandoned_forks``,
-    ``quarantined`` and ``unpaired`` add up to ``rollouts``; ``fates`` has ``trained`` or the reason
-    (``conservation.py``) by id.
+    """Statistics of a batch, with the fate of every rollout.
 
-    ``unpaired``: rollouts whose group had fewer left than the algorithm compares. ``zero_advantage``: rollouts no token
-    of which weighs anything; ``zero_groups``: groups of none but those. ``forks``: those among the rollouts that an
-    algorithm has seen. ``empty_segments``: segments without a sampled token. ``reward_mean``, ``reward_best_mean`` and
-    ``reward_terms`` (mean of each term; they add up to ``reward_mean``) are of the rollouts that were compared, without
-    forks. ``reward_term_shares``: share of those in which a term is not 0, ``reward_term_capped``: at its cap.
-    ``hints``: what the triggers found in those that an algorithm compared.
+    ``trained``, ``zero_advantage``, ``infra_errors``, ``abandoned_forks``, ``quarantined`` and ``unpaired`` add up to
+    ``rollouts``; ``fates`` maps each rollout id to ``trained`` or the reason why it was dropped (``conservation.py``).
+    ``unpaired``: rollouts whose group had fewer rollouts left than the algorithm needs. ``zero_advantage``: rollouts
+    in which every token has weight 0; ``zero_groups``: groups that consist of such rollouts. ``forks``: forks among
+    the rollouts that are neither lost nor quarantined. ``empty_segments``: segments without a sampled token.
+
+    ``reward_mean``, ``reward_best_mean`` (mean of each group's best reward) and ``reward_terms`` (mean of each term;
+    they add up to ``reward_mean``) cover the rollouts that are neither lost nor quarantined, without forks;
+    ``reward_term_shares`` is the share of these in which a term is not 0, ``reward_term_capped`` the share in which it
+    is at its cap. ``hints``: findings of the triggers in the rollouts that the algorithm compared.
     """
 
     groups: int = 0
@@ -81,17 +83,19 @@ def build_batch(
     caps: Mapping[str, float] | None = None,
     train_summaries: bool = True,
 ) -> tuple[TrainBatch, BatchStats]:
-    """(batch, stats). A loss part is ``1 / (rollouts * generation_budget)`` times the sum over its tokens (Dr. GRPO).
+    """Return (batch, stats). A loss part is ``1 / (rollouts * generation_budget)`` times the sum over its tokens, as in
+    Dr. GRPO.
 
-    ``generation_budget``: sampled tokens a rollout may spend, a constant of the run. ``rollouts``: rollouts of a full
-    batch without forks, a constant too (default: as many as given). ``kl_beta`` above 0 weighs every sampled token of
-    a compared rollout with the loss part ``ref_kl``, also where it weighs nothing else; the trainer knows the
-    reference.
-    ``caps``: caps of reward terms, for the statistics. ``train_summaries``: whether the tokens of summaries weigh what
-    the algorithm says, or nothing. ``left_out``: whether a graded rollout is quarantined. ``grammars`` gives those of
-    the policy's vocabulary, for tokens that were sampled under one. ``hints`` marks messages of compared rollouts,
-    which the loss part ``hint_kl`` weighs. Raises ValueError for a group that mixes tasks, and where grammars or kept
-    sets are missing; HintError.
+    ``generation_budget``: number of tokens that a rollout may sample, a constant of the run. ``rollouts``: number of
+    rollouts of a full batch without forks, a constant too (default: as many as given). ``kl_beta``: weight in the loss
+    part ``ref_kl`` of every sampled token of a compared rollout, also if its other weights are 0; the trainer holds the
+    reference policy. ``caps``: caps of the reward terms, for the statistics. ``train_summaries``: False sets the
+    weights of summary tokens to 0. ``left_out``: returns True for a graded rollout that is quarantined. ``grammars``:
+    returns the grammars for the policy's vocabulary, needed for tokens that were sampled under a grammar. ``hints``
+    marks messages of compared rollouts for the loss part ``hint_kl``.
+
+    Raises ValueError for a group that mixes tasks, for tokens that were not sampled at temperature 1, and if grammars
+    or kept sets are missing; HintError if a trigger of the user fails.
     """
     if generation_budget < 1 or (rollouts is not None and rollouts < 1):
         raise ValueError("build_batch: generation_budget and rollouts must be at least 1")
@@ -149,12 +153,12 @@ def build_batch(
 
 
 def shown(group: Sequence[Trajectory], left_out: Callable[[Trajectory], bool]) -> list[Trajectory]:
-    """What an algorithm sees of a group: neither what was lost to infrastructure nor what is quarantined."""
+    """Return the rollouts of a group that the algorithm sees: neither lost to infrastructure nor quarantined."""
     return [t for t in group if t.status != INFRA and not left_out(t)]
 
 
 def is_flat(group: Sequence[Trajectory], algorithm: Algorithm, left_out: Callable[[Trajectory], bool]) -> bool:
-    """Whether no token of a group would weigh anything, so that nothing can be learned from it."""
+    """Return whether all token weights of a group would be 0, so that nothing can be learned from it."""
     valid = shown(group, left_out)
     if len(roots(valid)) < algorithm.least:
         return True
@@ -165,7 +169,8 @@ def is_flat(group: Sequence[Trajectory], algorithm: Algorithm, left_out: Callabl
 
 @dataclass
 class History:
-    """Tells an algorithm the groups of all batches before a step, whichever of them an earlier process has built."""
+    """Passes the groups of all earlier batches to ``Algorithm.observe``, also of batches that an earlier process
+    built."""
 
     algorithm: Algorithm
     groups_of: Callable[[int], Sequence[Sequence[Trajectory]]]
@@ -173,7 +178,8 @@ class History:
     _told: int = 0
 
     def until(self, step: int) -> None:
-        """Call it before the batch of ``step`` is built; steps never go back."""
+        """Let the algorithm observe all batches before ``step``. Call it before the batch of ``step`` is built, with
+        increasing steps."""
         if type(self.algorithm).observe is Algorithm.observe:
             return
         for earlier in range(self._told + 1, step):
@@ -240,7 +246,7 @@ def _sequences(
 
 
 def _check_kept(id: str, segment: Segment) -> None:
-    """Raise ValueError if kept sets of the segment are unknown."""
+    """Raise ValueError if kept sets of the segment were not recorded."""
     for kept in segment.kept:
         if not kept.known:
             raise ValueError(
@@ -251,11 +257,12 @@ def _check_kept(id: str, segment: Segment) -> None:
 
 
 def allowed_sets(segment: Segment, grammars: Grammars | None) -> tuple[TokenSets, NDArray[np.int32]]:
-    """``allowed`` and ``allowed_of`` (see ``TrainBatch``) of a segment: kept sets as recorded, of other tokens under a
-    grammar the sets that it allows, which is followed once more.
+    """Return ``allowed`` and ``allowed_of`` (see ``TrainBatch``) of a segment.
 
-    Truncation comes after the grammar, so a kept set is part of what the grammar allows. Raises ValueError where that
-    cannot be done, or a token turns out to be forbidden.
+    Tokens with a recorded kept set (top_p, top_k, min_p) get this set: truncation comes after the grammar, so a kept
+    set is a subset of what the grammar allows. Other tokens under a grammar get the set that the grammar allows there,
+    found by running its matcher over the tokens again. Raises ValueError if there is no grammar library, or another
+    one than at sampling, and if a token is forbidden.
     """
     table = SetTable()
     of_T = np.full(len(segment), -1, np.int32)

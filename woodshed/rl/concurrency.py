@@ -1,9 +1,9 @@
-"""How many rollouts are under way at a time, fixed or adapted to who waits for whom.
+"""Number of rollouts in flight: fixed, or adapted to whether batches wait for the trainer or the trainer for batches.
 
-A batch that waits for the trainer was sampled too early: fewer rollouts at a time make the next ones fresher, and leave
-cores that both share to the trainer. A trainer that waits for a batch needs more of them. Of each step one of the two
-waits is 0. The number changes as a window of TCP does: by a few more, or to a share of what it was. What may be
-dispatched at all is still bounded by staleness (``controller.may_dispatch``).
+A batch that waits for the trainer was sampled too early: with fewer rollouts in flight the next batches are fresher,
+and the trainer gets more of the cores that both share. A trainer that waits for a batch needs more rollouts. In each
+step one of the two waits is 0. The number changes like the congestion window of TCP (additive increase, multiplicative
+decrease). Staleness bounds the dispatch in any case (``controller.may_dispatch``).
 """
 
 from __future__ import annotations
@@ -19,26 +19,27 @@ from woodshed.record.settings import Settings
 
 
 class AdaptiveSettings(Settings):
-    """Adapts the number of rollouts under way to how long batches wait for the trainer, and the trainer for batches."""
+    """Adapts the number of rollouts in flight to how long batches wait for the trainer, and the trainer for batches."""
 
     enabled: bool = False
-    """Begins with ``rl.concurrency`` rollouts, which are the most there are; off, there are always as many."""
+    """Start with ``rl.concurrency`` rollouts in flight, which is also the maximum, and adapt the number. If off, the
+    number is always ``rl.concurrency``."""
     least: int = Field(default=8, ge=1)
-    """Fewest rollouts under way."""
+    """Minimum number of rollouts in flight."""
     trainer_wait: float = Field(default=0.05, ge=0)
-    """Share of a step that the trainer may wait for its batch; above it ``more`` rollouts run."""
+    """Share of a step that the trainer may wait for its batch; above it the limit is raised by ``more``."""
     more: int = Field(default=4, ge=1)
-    """Rollouts that are added then, if all that may run did."""
+    """Number of rollouts by which the limit is raised, if it was reached."""
     batch_wait: float = Field(default=0.5, ge=0)
-    """Share of a step that a batch may wait for the trainer; above it only ``fewer`` of the rollouts run."""
+    """Share of a step that a batch may wait for the trainer; above it the limit is multiplied by ``fewer``."""
     fewer: float = Field(default=0.8, gt=0, lt=1)
-    """Share of the rollouts that is left then."""
+    """Factor by which the limit is lowered."""
 
 
 @dataclass(frozen=True)
 class Waits:
-    """Seconds of one step: from the beginning of the step before to its own, and of these how long its batch waited
-    for the trainer, or the trainer for the batch."""
+    """Times of one step in seconds. ``seconds``: from the start of the previous step to the start of this one; of
+    these, ``batch``: how long the batch waited for the trainer, ``trainer``: how long the trainer waited for it."""
 
     step: int
     seconds: float
@@ -47,7 +48,8 @@ class Waits:
 
 
 def adapt(limit: int, waits: Waits, settings: AdaptiveSettings, *, full: bool, most: int) -> int:
-    """The number of rollouts that may run after a step with these waits. ``full``: ``limit`` of them did run."""
+    """Return the limit of rollouts in flight after a step with these waits. ``full``: whether ``limit`` was reached;
+    ``most``: maximum of the result."""
     if waits.trainer > settings.trainer_wait * waits.seconds:
         return min(most, limit + settings.more) if full else limit
     if waits.batch > settings.batch_wait * waits.seconds:
@@ -56,10 +58,10 @@ def adapt(limit: int, waits: Waits, settings: AdaptiveSettings, *, full: bool, m
 
 
 class WaitMeter:
-    """Who waited for whom before each step, by when batches were formed and versions published.
+    """Measures the waits before each step from the times at which batches were formed and versions published.
 
-    The trainer begins step n when batch n is there and version n - 1 is published. Of the first step that is seen
-    nothing is known: it has filled the pipeline, or an earlier process has begun it.
+    The trainer begins step n when batch n exists and version n - 1 is published. The first step gets no measurement:
+    it filled the pipeline, or an earlier process began it.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -69,17 +71,17 @@ class WaitMeter:
         self._begun: tuple[int, float] | None = None
 
     def formed(self, step: int) -> None:
-        """The batch of ``step`` is there."""
+        """Note that the batch of ``step`` was formed now."""
         self._formed.setdefault(step, self._clock())
 
     def published(self, version: int) -> None:
-        """``version`` is there, and all before it; the chain may have skipped some."""
+        """Note that ``version`` and all before it are published now; the chain may have skipped some."""
         newest = max(self._published, default=version - 1)
         for passed in range(newest + 1, version + 1):
             self._published[passed] = self._clock()
 
     def take(self) -> list[Waits]:
-        """The steps that have begun since the last call."""
+        """Return the waits of the steps that have begun since the last call."""
         found = []
         for step in sorted(self._formed):
             if step - 1 not in self._published:
@@ -95,8 +97,8 @@ class WaitMeter:
 
 
 class Slots:
-    """At most ``limit`` rollouts at a time: ``async with slots``. The limit may change while some run or wait; those
-    that run are never stopped."""
+    """Semaphore for at most ``limit`` rollouts at a time: ``async with slots``. The limit may change while rollouts run
+    or wait; running rollouts are never stopped."""
 
     def __init__(self, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.limit, self._clock = limit, clock
@@ -126,12 +128,13 @@ class Slots:
             self._freed.notify_all()
 
     def take_full(self) -> bool:
-        """Whether all slots were in use at some time since the last call."""
+        """Return whether all slots were in use at some time since the last call."""
         full, self._was_full = self._was_full, self.held >= self.limit
         return full
 
     def take_share(self) -> float:
-        """Share of the slots that was in use since the last call; above 1 where the limit was lowered below them."""
+        """Return the mean share of the slots in use since the last call; above 1 if the limit was lowered below the
+        number in use."""
         self._measure()
         share = self._used / self._offered if self._offered else 0.0
         self._used = self._offered = 0.0

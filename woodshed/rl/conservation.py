@@ -1,4 +1,4 @@
-"""The conservation ledger: every dispatched rollout was trained, or dropped for exactly one named reason.
+"""Conservation check: every dispatched rollout was trained, or dropped for exactly one named reason.
 
 The fates in the ledger are compared with records that other code writes at other times: the number of rollouts noted at
 dispatch, the stored trajectories, the metrics of each batch, and what the trainer counted in the batches it read.
@@ -30,10 +30,10 @@ REASONS: Final = {
 
 
 IS_FORK: Final = "(id GLOB '*.f[0-9]*')"
-"""SQL over an ``id``: whether it names a fork, ``<root>.f<number>``."""
+"""SQL condition on ``id``: true for a fork, ``<root>.f<number>``."""
 
 IS_REPLACEMENT: Final = f"(id GLOB '*.[0-9]*' AND NOT {IS_FORK})"
-"""SQL over an ``id``: whether it names a replacement, ``<member>.<number>``; forks of replacements are forks."""
+"""SQL condition on ``id``: true for a replacement, ``<member>.<number>``; forks of replacements count as forks."""
 
 
 class ConservationError(Exception):
@@ -42,8 +42,9 @@ class ConservationError(Exception):
 
 @dataclass(frozen=True)
 class Conservation:
-    """``dispatched`` as noted at dispatch; ``undecided`` are in flight, or wait for a batch. ``by_step``: number of
-    trained rollouts of each batch. ``replacements`` and ``forks`` are a part of ``dispatched``."""
+    """Counts of rollouts by fate. ``dispatched``: as noted at dispatch, including ``replacements`` and ``forks``.
+    ``dropped``: by reason. ``undecided``: in flight or waiting for a batch. ``by_step``: trained rollouts of each
+    batch."""
 
     dispatched: int
     trained: int
@@ -73,7 +74,7 @@ class Conservation:
 
 
 def read_conservation(ledger: Path) -> Conservation | None:
-    """The counts of a ledger file, which is only read; None where there is none that counts rollouts."""
+    """Return the counts of a ledger file, opened read-only; None if it is missing or too old to count rollouts."""
     if not ledger.exists():
         return None
     with closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True, timeout=30)) as db:
@@ -93,9 +94,11 @@ def check_conservation(
     *,
     finished: bool = True,
 ) -> Conservation:
-    """Compare the fates in the file ``ledger`` with ``stored`` (ids of stored training trajectories) and the lines of
-    ``metrics/rollouts.jsonl`` and ``metrics/trainer.jsonl``. ``finished``: the stage is over, so nothing may be
-    undecided. Raises ConservationError.
+    """Raise ConservationError unless the fates in the file ``ledger`` agree with the other records; return the counts.
+
+    ``stored``: ids of the stored training trajectories. ``batches``, ``trainer``: the lines of
+    ``metrics/rollouts.jsonl`` and ``metrics/trainer.jsonl``. ``finished``: the stage is over, so no rollout may be
+    undecided.
     """
     with closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True, timeout=30)) as db:
         found = _counts(db)

@@ -1,10 +1,13 @@
 """The controller: keeps rollouts in flight, groups them, hands batches to the trainer, never waits for a whole step.
 
-Invariants: a prompt is dispatched once, ever (ledger). Every dispatched rollout is stored exactly once (its id is
-decided at dispatch). A batch is decided in the ledger before its file appears, and its file can be made again.
-Staleness is bounded at dispatch (AReaL, arXiv:2505.24298, section 5.1) and by a sweep of old tokens in the queue,
-however many rollouts may run at a time (``concurrency.py``).
-Every rollout gets one fate in the ledger (``conservation.py``), before the batch file or when its group is dropped.
+Invariants:
+- A prompt is dispatched only once (ledger).
+- Every dispatched rollout is stored exactly once (its id is decided at dispatch).
+- A batch is decided in the ledger before its file appears, and its file can be made again.
+- Staleness is bounded at dispatch (AReaL, arXiv:2505.24298, section 5.1) and by dropping ready groups with too old
+  tokens, however many rollouts may run at a time (``concurrency.py``).
+- Every rollout gets one fate in the ledger (``conservation.py``), before the batch file is written or when its group
+  is dropped.
 """
 
 from __future__ import annotations
@@ -42,21 +45,21 @@ from .settings import RLSettings
 
 
 def may_dispatch(used: int, version: int, groups_per_step: int, max_staleness: int) -> bool:
-    """Whether one more group keeps every group within ``max_staleness`` versions of the step that trains it.
+    """Return whether one more group can be dispatched without exceeding ``max_staleness`` when it is trained.
 
-    ``used`` groups were dispatched for training so far and ``version`` steps were published: the next group is trained
-    at version ``used // groups_per_step``, which may exceed ``version`` by at most ``max_staleness``.
+    ``used``: number of groups dispatched for training so far; ``version``: newest published version. The next group is
+    trained at version ``used // groups_per_step``, which may exceed ``version`` by at most ``max_staleness``.
     """
     return used // groups_per_step - version <= max_staleness
 
 
 def lost(group: Iterable[Trajectory]) -> dict[str, str]:
-    """Fates of those members of a group that infrastructure errors ended, and of abandoned forks."""
+    """Return the fates of the rollouts of a group that infrastructure errors ended, and of abandoned forks."""
     return {t.id: loss_reason(t) for t in group if t.status == INFRA}
 
 
 def token_age(trajectories: Iterable[Trajectory], version: int) -> int:
-    """Versions between the oldest sampled token of a group and ``version``; 0 where nothing was sampled."""
+    """Return the number of versions between a group's oldest sampled token and ``version``; 0 if none was sampled."""
     oldest = [low for low, _ in (t.version_range() for t in trajectories) if low >= 0]
     return max(0, version - min(oldest)) if oldest else 0
 
@@ -67,12 +70,13 @@ log = logging.getLogger(__name__)
 
 
 class Controller:
-    """Runs until the trainer has published ``settings.steps`` versions.
+    """Dispatches rollouts and forms batches until the trainer has published ``settings.steps`` versions.
 
-    ``head()`` gives the newest published version; ``build`` turns groups into a batch and its statistics, in the order
-    of steps; ``least``: graded rollouts that a group needs to be worth training on; ``flat``: whether no member of a
-    group would weigh anything, for dynamic sampling; ``growth`` makes further tasks and checks unsolved ones;
-    ``health`` is run beside and may pause; ``notice`` is told what keeps the server from following.
+    ``head()`` returns the newest published version; ``build`` turns groups into a batch and its statistics, and is
+    called in the order of steps; ``least``: minimum number of graded rollouts of a group that is trained; ``flat``
+    returns True if all token weights of a group would be 0, for dynamic sampling; ``growth`` makes further tasks and
+    checks unsolved ones; ``health`` runs concurrently and may pause the run; ``notice`` gets a message when the server
+    cannot load new weights.
     """
 
     def __init__(
@@ -123,7 +127,7 @@ class Controller:
         self._open_members = 0
         self._ready: dict[str, list[Trajectory]] = {}
         self._resumable: set[str] = set()
-        """Rollouts that an earlier process began and the gateway still has open."""
+        """Ids of rollouts that an earlier process began and the gateway still has open."""
 
     async def run(self) -> None:
         self.batches.mkdir(parents=True, exist_ok=True)
@@ -136,12 +140,12 @@ class Controller:
             watchers.append(asyncio.create_task(self.health.run()))
         if self.growth is not None:
             watchers.append(asyncio.create_task(self.growth.run()))
-        for watcher in watchers:  # they end by raising only
+        for watcher in watchers:  # they end only by raising
             watcher.add_done_callback(lambda _: self._changed.set())
         try:
             while self.version < self.settings.steps:
                 if self.health is not None:
-                    self.health.look()  # before more is dispatched; beside, it looks for stalls
+                    self.health.look()  # before more is dispatched; its own task looks for stalls
                 self._dispatch()
                 self._form_batches()
                 await self._adapt()
@@ -155,13 +159,13 @@ class Controller:
                 task.cancel()
             await asyncio.gather(*self._running, *watchers, return_exceptions=True)
         if self.health is not None:
-            self.health.look()  # at steps that were trained since, or while an earlier process paused
+            self.health.look()  # for steps trained since the last look, or while an earlier process paused
         for row in (*self.ledger.open_groups(), *self.ledger.ready_groups()):
             self.ledger.finish(row.id, "unused", fates=lost(self.store.group(row.id)))
         self.store.compact(1)
 
     async def _left_open(self) -> set[str]:
-        """Open trajectories at the gateway; what no open group waits for is closed there."""
+        """Return the ids of trajectories open at the gateway; close those that no open group waits for."""
         admin, members = self.arena.admin, {m for row in self.ledger.open_groups() for m in self.ledger.members(row.id)}
         try:
             await admin.wait_until_up(self.arena.patience)
@@ -174,7 +178,7 @@ class Controller:
         return found & members
 
     def _recover(self) -> None:
-        """After a restart: batches the trainer still needs are written again, open groups are completed."""
+        """After a restart, write batches that the trainer still needs again and relaunch open groups."""
         for step, groups in self.ledger.batches().items():
             if step > self.version and not self._batch_path(step).exists():
                 self._write_batch(step, [self.store.group(g) for g in groups])
@@ -198,7 +202,7 @@ class Controller:
             self._launch(self.ledger.dispatch(self._next_task(position), position, self.version, settings.group_size))
 
     async def _adapt(self) -> None:
-        """Let more or fewer rollouts run, by what the steps that have begun had to wait for."""
+        """Adapt the number of rollouts in flight to the waits of the steps that have begun since the last call."""
         for waits in self._meter.take():
             self._waits, full = waits, self._slots.take_full()
             if not self.settings.adaptive.enabled:
@@ -220,7 +224,8 @@ class Controller:
         )
 
     def _next_task(self, position: int) -> str:
-        """Name of the task to dispatch: one that the run itself made, else the next one in order. Raises OutOfTasks."""
+        """Return the name of the task to dispatch: one that the run itself made, else one chosen by the curriculum or
+        the next in order. Raises OutOfTasks."""
         used: set[str] = set()
         if self.growth is not None or self.curriculum is not None:
             used = self.ledger.dispatched()
@@ -264,14 +269,14 @@ class Controller:
         self._changed.set()
 
     async def _sound(self, task: Task, graded: Sequence[Trajectory]) -> bool:
-        """False where no rollout solved a task and it turns out that none could."""
+        """Return False if no rollout solved the task and a check finds that its reference solution fails."""
         if self.growth is None or any(t.outcome is not None and t.outcome.resolved for t in graded):
             return True
         return await self.growth.sound(task, max(self.ledger.batches(), default=0) + 1)
 
     def _may_replace(self, step: int) -> bool:
-        """Whether dynamic sampling may replace one more group while the batch of ``step`` is filled. Raises RunPaused
-        where the recipe says so."""
+        """Return whether dynamic sampling may replace one more group while the batch of ``step`` is filled. Raises
+        RunPaused if not and ``rl.dynamic_sampling.beyond`` is ``stop``."""
         settings = self.settings.dynamic_sampling
         limit = settings.limit(self.settings.groups_per_step)
         if len(self.ledger.flat_groups(step)) < limit:
@@ -287,8 +292,8 @@ class Controller:
         return False
 
     async def _run_member(self, row: GroupRow, member: str, known: Mapping[str, Trajectory]) -> None:
-        """One member of a group and its forks. In place of one that an infrastructure error ended, ``rl.replacements``
-        fresh ones are run; ``known`` has what an earlier process stored."""
+        """Run one member of a group and its forks. A member that an infrastructure error ended is replaced by up to
+        ``rl.replacements`` fresh ones; ``known``: trajectories that an earlier process stored, by id."""
         id = member
         try:
             for number in range(1, self.settings.replacements + 2):
@@ -303,7 +308,7 @@ class Controller:
         await self._run_forks(row, trajectory, known)
 
     async def _run_forks(self, row: GroupRow, root: Trajectory, known: Mapping[str, Trajectory]) -> None:
-        """Continuations of a finished member. One that is lost is not replaced: the node has fewer siblings then."""
+        """Run the forks of a finished member. A lost fork is not replaced; its node then has fewer siblings."""
         forks = planned(root, self.settings.forks)
         if not forks:
             return
@@ -348,7 +353,7 @@ class Controller:
             self.store.compact()
 
     def _grow(self, step: int) -> None:
-        """Have tasks made after the batch of ``step``, unless it is the last."""
+        """Plan the tasks to make after the batch of ``step``, unless it is the last."""
         if self.growth is not None and 0 < step < self.settings.steps:
             self.growth.plan(step)
 
@@ -379,14 +384,14 @@ class Controller:
         self._meter.formed(step)
 
     def _pass_rate(self, groups: Sequence[str]) -> float:
-        """Of the graded rollouts of these groups, without forks; 0 where there are none."""
+        """Return the pass rate of the graded rollouts of these groups, without forks; 0 if there are none."""
         names = ", ".join(f"'{group}'" for group in groups)
         graded = f"source = 'train' AND status != '{INFRA}' AND NOT {IS_FORK}"
         rows = self.store.rows(f"{graded} AND group_id IN ({names})")
         return sum(bool(row["resolved"]) for row in rows) / len(rows) if rows else 0.0
 
     async def _watch_versions(self) -> None:
-        """Raises RunFailing where the server cannot be brought to a version for too long."""
+        """Tell the server to load each new version. Raises RunFailing if it cannot for too long."""
         failing: float | None = None  # since when
         while True:
             head = await asyncio.to_thread(self._look)
@@ -395,7 +400,7 @@ class Controller:
                 try:
                     version = await self.arena.admin.follow(head)
                     self.engine = await self.arena.admin.engine()
-                except (httpx.HTTPError, GatewayError) as error:  # asked again, and rollouts wait for it meanwhile
+                except (httpx.HTTPError, GatewayError) as error:  # retried; rollouts wait meanwhile
                     now = time.monotonic()
                     failing = now if failing is None else failing
                     if now - failing > 2 * self.arena.patience:
@@ -404,7 +409,7 @@ class Controller:
                             f"{type(error).__name__}: {error}"
                         ) from error
                     log.warning("version %d: %s", head, error)
-                    if isinstance(error, GatewayError):  # damaged weights, say: the server goes on with those it has
+                    if isinstance(error, GatewayError):  # e.g. damaged weights: the server keeps its current ones
                         self.notice(
                             f"the server stays at version {self.version} of the weights, {head} is there: {error}"
                         )
@@ -416,7 +421,7 @@ class Controller:
             await asyncio.sleep(0.05)
 
     def _look(self) -> int:
-        """The head of the chain; what was seen last where its store does not answer."""
+        """Return the newest version of the weight chain; the version seen last if its store does not answer."""
         try:
             return self.head()
         except OSError as error:

@@ -1,10 +1,10 @@
-"""Which task next: those whose groups are expected to disagree, because only they teach.
+"""Curriculum: prefer tasks whose rollouts are expected to get different rewards, because only these give a gradient.
 
-A prompt is trained once, so a run never sees a task's own pass rate before it counts. What there is: the pass rates of
-tasks with which it shares something (what was changed, where it is from), newest policy versions first, and what an
-earlier policy was rated at on the task itself (``woodshed tasks rate``). A group's advantages have the
-variance p (1 - p); tasks are drawn in proportion to it, p itself being drawn from what is believed about it (Thompson
-1933), so that what is little known is tried, and what seemed too hard or too easy is tried again now and then.
+A prompt is trained once, so a run has no pass rate of its own for a task before it dispatches it. It estimates the
+rate from tasks with common features (what was changed, where it is from), with newer policy versions weighing more,
+and from the rating of an earlier policy on the task itself (``woodshed tasks rate``). A group's advantages have the
+variance p (1 - p); tasks are drawn in proportion to it. As in Thompson sampling (Thompson 1933), p is drawn from its
+posterior, so that little-known tasks are tried, and those that seemed too hard or too easy are retried now and then.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .settings import CurriculumSettings
 
 @dataclass
 class _Seen:
-    """Discounted counts of one feature: rollouts solved and not, and the effort of all of them."""
+    """Discounted counts of one feature: solved rollouts, failed rollouts, and their total effort."""
 
     solved: float = 0.0
     failed: float = 0.0
@@ -37,9 +37,10 @@ class _Seen:
 
 
 def features(task: Task) -> tuple[str, ...]:
-    """What a task has in common with others: its package or the family of its function, and what was changed.
+    """Return what a task has in common with others: its package or the family of its function, and what was changed.
 
-    A task with several functions (``rl/growth/``) is of no family: it would say that those with one are hard.
+    A task with several functions (``rl/growth/``) has no family: its failures would make tasks with one function of
+    that family look hard.
     """
     generator = task.info.provenance.get("generator", "")
     several = task.info.family == "synthetic" and generator == COMBINE
@@ -48,12 +49,12 @@ def features(task: Task) -> tuple[str, ...]:
 
 
 def group_effort(group: Sequence[Trajectory]) -> float:
-    """Turns and hundreds of thinking tokens of a mean rollout (the heuristics of Composer 2's report, section 4)."""
+    """Return the mean of turns + thinking tokens / 100 per rollout (a heuristic of Composer 2's report, section 4)."""
     return sum(t.effort.turns + t.effort.thinking_tokens / 100 for t in group) / max(1, len(group))
 
 
 class Curriculum:
-    """What is believed about tasks by feature. Deterministic: the same groups in the same order, the same choices."""
+    """Pass-rate estimates by task feature. Deterministic: the same groups in the same order give the same choices."""
 
     def __init__(self, settings: CurriculumSettings, seed: int) -> None:
         self.settings, self.seed = settings, seed
@@ -62,12 +63,12 @@ class Curriculum:
         self._rated: dict[str, _Seen] = {}
 
     def set_prior(self, task: Task, rating: Rating) -> None:
-        """What a policy was rated at on ``task`` before the run; it counts like one more feature."""
+        """Set the rating of ``task`` from before the run; it counts like one more feature."""
         effort = (rating.turns + rating.thinking_tokens / 100) * rating.rollouts
         self._rated[task.name] = _Seen(rating.solved, rating.rollouts - rating.solved, effort)
 
     def update(self, task: Task, group: Sequence[Trajectory], version: int) -> None:
-        """A graded group, sampled by ``version`` of the policy."""
+        """Add the results of a graded group, sampled by ``version`` of the policy."""
         graded = [t for t in group if t.outcome is not None]
         solved = sum(1 for t in graded if t.outcome is not None and t.outcome.resolved)
         for seen in (self._all, *(self._seen.setdefault(f, _Seen()) for f in features(task))):
@@ -78,8 +79,8 @@ class Curriculum:
             seen.version = max(seen.version, version)
 
     def choose(self, unused: Sequence[Task], position: int, progress: float) -> Task:
-        """One of ``unused``, which is not empty. ``position`` numbers the choice; ``progress`` is the share of the run
-        that is over: what takes more effort weighs more towards its end."""
+        """Return one of ``unused``, which must not be empty. ``position``: number of the choice, part of the seed.
+        ``progress``: finished share of the run; tasks that take more effort weigh more towards its end."""
         rng = random.Random(f"curriculum-{self.seed}-{position}")
         some = rng.sample(unused, min(len(unused), self.settings.candidates))
         weights = [self._weight(task, rng, progress) for task in some]
@@ -88,7 +89,7 @@ class Curriculum:
     def _weight(self, task: Task, rng: random.Random, progress: float) -> float:
         known = [seen for f in features(task) if (seen := self._seen.get(f)) is not None and seen.rollouts]
         known += [self._rated[task.name]] if task.name in self._rated else []
-        # What each feature adds to the log odds of all tasks: one that says nothing of its own adds nothing.
+        # Each feature adds its difference from the log odds of all tasks, so an uninformative feature adds nothing.
         base = _logit(self._prior)
         p = _sigmoid(base + sum(_logit(self._draw(seen, rng)) - base for seen in known)) if known else rng.random()
         harder = 0.0
@@ -98,8 +99,8 @@ class Curriculum:
         return max(1e-3, p * (1 - p)) * max(0.1, 1 + self.settings.harder * progress * harder)
 
     def _draw(self, seen: _Seen, rng: random.Random) -> float:
-        """From the Beta distribution of a feature's pass rate. Rollouts of one group are alike, so a group counts as
-        ``group_weight`` rollouts; the rate over all tasks is the prior, worth two of those."""
+        """Draw a pass rate from a feature's Beta posterior. Rollouts of one group are correlated, so each counts as
+        ``group_weight`` independent rollouts; the rate over all tasks is the prior, with the weight of two."""
         weight, prior = self.settings.group_weight, self._prior
         return rng.betavariate(weight * seen.solved + 2 * prior, weight * seen.failed + 2 - 2 * prior)
 
@@ -118,6 +119,6 @@ def _sigmoid(x: float) -> float:
 
 
 def replay(curriculum: Curriculum, groups: Iterable[tuple[Task, Sequence[Trajectory], int]]) -> None:
-    """What an earlier start of the run had learned."""
+    """Update ``curriculum`` with the (task, rollouts, version) groups of an earlier start of the run."""
     for task, group, version in groups:
         curriculum.update(task, group, version)

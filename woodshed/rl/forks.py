@@ -1,7 +1,7 @@
-"""Which states of a finished rollout are continued several times (``rl.forks``).
+"""Choice of the state from which a finished rollout is continued several times (``rl.forks``).
 
-A group then consists of its roots and their forks: a tree of continuations of depth one for each root. Where a root is
-forked follows from its stored record alone, so a restarted controller finds the same forks under the same ids.
+A group then consists of roots and their forks: for each root, a tree of depth one. Where a root is forked follows from
+its stored record alone, so a restarted controller finds the same forks under the same ids.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ class ForkSettings(Settings):
     """Continuations from a state in the middle of a rollout. Built-in agent only."""
 
     count: int = Field(default=0, ge=0)
-    """Further continuations of each rollout, K, that are sampled from one state of it; 0 turns forks off."""
+    """Number of further continuations (forks), K, sampled from one state of each rollout; 0 turns forks off."""
     at: Literal["failed_test", "random_failed_test"] = "failed_test"
-    """The state: after the first test run that failed following an accepted edit, or after a random one of these; never
-    after the last turn. Rollouts without such a test are not forked."""
+    """State to fork from: after the first failed test run that follows an accepted edit, or after a random one of these
+    test runs; never after the last turn. Rollouts without such a test run are not forked."""
 
 
 def place(root: Trajectory, settings: ForkSettings) -> int | None:
-    """Number of replies of ``root`` after which it is forked; None if it is not."""
+    """Return the number of replies of ``root`` after which it is forked; None if it is not forked."""
     places = failed_tests(root)
     if not places:
         return None
@@ -37,7 +37,7 @@ def place(root: Trajectory, settings: ForkSettings) -> int | None:
 
 
 def planned(root: Trajectory, settings: ForkSettings) -> dict[str, ForkPoint]:
-    """The forks of ``root`` by id; none for a fork, and for a rollout that an infrastructure error ended."""
+    """Return the fork points of ``root`` by fork id; none if it is a fork or an infrastructure error ended it."""
     if not settings.count or root.fork is not None or root.status == INFRA:
         return {}
     replies = place(root, settings)
@@ -51,5 +51,5 @@ def planned(root: Trajectory, settings: ForkSettings) -> dict[str, ForkPoint]:
 
 
 def roots(group: Iterable[Trajectory]) -> list[Trajectory]:
-    """The trajectories that are not forks."""
+    """Return the trajectories that are not forks."""
     return [t for t in group if t.fork is None]

@@ -1,6 +1,6 @@
-"""What was dispatched, what is ready, what was trained: the controller's memory, exact across kill -9.
+"""The ledger: which groups were dispatched, are ready, or were trained. It stays exact across kill -9.
 
-A prompt is dispatched once, ever. A batch is a list of groups decided in one transaction before its file is written;
+A prompt is dispatched only once. A batch is a list of groups decided in one transaction before its file is written;
 the file can be made again from the stored trajectories, so no batch is lost or counted twice. Every dispatched rollout
 gets one fate: ``trained``, or the reason why it was dropped (``conservation.py`` checks that they add up).
 """
@@ -28,15 +28,15 @@ CREATE INDEX IF NOT EXISTS rollouts_of_group ON rollouts (group_id);
 """
 
 REASON_OF_STATE = {"stale": "stale", "failed": "unpaired", "flat": "flat_group", "unused": "unused"}
-"""Why the rollouts of a group that ends in this state are dropped, those apart that have a reason of their own."""
+"""Reason why the rollouts of a group that ends in this state are dropped, unless they have a reason of their own."""
 
 
 class OutOfTasks(Exception):
-    """A prompt is never trained twice, and there are too few; the message says how many."""
+    """There are too few prompts, as none is trained twice; the message says how many."""
 
 
 class LedgerError(Exception):
-    """The file cannot be used; the message says what to do."""
+    """The ledger file cannot be used; the message says what to do."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,8 @@ class GroupRow:
 
 
 class Ledger:
-    """Raises LedgerError for a file of an earlier version, which has no fates of rollouts."""
+    """SQLite file of groups, batches and rollout fates. Raises LedgerError for a file of an earlier version, which has
+    no fates."""
 
     def __init__(self, path: Path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -63,7 +64,7 @@ class Ledger:
         self._db.executescript(f"BEGIN IMMEDIATE; {_TABLES} COMMIT;")
 
     def dispatch(self, task: str, position: int, version: int, size: int) -> GroupRow:
-        """Open a group of ``size`` rollouts for a prompt; sqlite3.IntegrityError if the prompt was ever dispatched."""
+        """Open a group of ``size`` rollouts for a prompt. Raises sqlite3.IntegrityError if it was dispatched before."""
         row = GroupRow(f"g{position:06d}", task, position, version, "open")
         with self._transaction():
             self._db.execute(
@@ -75,7 +76,8 @@ class Ledger:
         return row
 
     def members(self, group: str) -> list[str]:
-        """Ids of the rollouts that were dispatched with the group, in order; without replacements and forks."""
+        """Return the ids of the rollouts that were dispatched with the group, in order; without replacements and
+        forks."""
         query = f"SELECT id FROM rollouts WHERE group_id = ? AND NOT {IS_REPLACEMENT} AND NOT {IS_FORK} ORDER BY id"
         return [id for (id,) in self._db.execute(query, (group,))]
 
@@ -86,7 +88,7 @@ class Ledger:
         return id
 
     def fork(self, group: str, ids: Sequence[str]) -> None:
-        """Dispatch the forks of a member, ``<member>.f<number>``, unless that was done before."""
+        """Dispatch the forks of a member, with ids ``<member>.f<number>``, unless that was done before."""
         self._add(group, ids)
 
     def _add(self, group: str, ids: Sequence[str]) -> None:
@@ -96,11 +98,11 @@ class Ledger:
             self._db.execute("UPDATE groups SET dispatched = dispatched + ? WHERE id = ?", (new, group))
 
     def replacements(self) -> int:
-        """Rollouts that were dispatched in place of another one."""
+        """Return the number of rollouts that were dispatched in place of another one."""
         return self._count(IS_REPLACEMENT)
 
     def forks(self) -> int:
-        """Rollouts that were dispatched as forks of another one."""
+        """Return the number of rollouts that were dispatched as forks of another one."""
         return self._count(IS_FORK)
 
     def _count(self, condition: str) -> int:
@@ -108,31 +110,31 @@ class Ledger:
         return int(count)
 
     def finished_groups(self) -> list[GroupRow]:
-        """Groups that ran to their end, whatever became of them then, in that order."""
+        """Return all groups that ran to their end, in the order in which they finished, whatever their state is now."""
         query = "SELECT id, task, position, version, state FROM groups WHERE finished IS NOT NULL"
         return [
             GroupRow(*row) for row in self._db.execute(f"{query} AND state != 'unused' ORDER BY finished, position")
         ]
 
     def dispatched(self) -> set[str]:
-        """Tasks that were ever dispatched."""
+        """Return the names of the tasks that were ever dispatched."""
         return {task for (task,) in self._db.execute("SELECT task FROM groups")}
 
     def open_groups(self) -> list[GroupRow]:
         return self._groups("open", "position")
 
     def ready_groups(self) -> list[GroupRow]:
-        """Finished groups in the order in which they finished."""
+        """Return the groups that wait for a batch, in the order in which they finished."""
         return self._groups("ready", "finished, position")
 
     def flat_groups(self, step: int) -> list[str]:
-        """Ids of the groups that dynamic sampling replaced while the batch of ``step`` was being filled."""
+        """Return the ids of the groups that dynamic sampling replaced while the batch of ``step`` was being filled."""
         query = "SELECT id FROM groups WHERE state = 'flat' AND step = ? ORDER BY position"
         return [id for (id,) in self._db.execute(query, (step,))]
 
     def decided_groups(self, first: int, last: int) -> list[tuple[str, str]]:
-        """(id, task) of the groups of the batches ``first`` to ``last``, and of those that dynamic sampling replaced
-        while these were filled. Once the batch ``last`` is decided, the answer stays the same."""
+        """Return (id, task) of the groups of the batches ``first`` to ``last``, and of the groups that dynamic sampling
+        replaced while these were filled. Once the batch ``last`` is decided, the result never changes."""
         query = (
             "SELECT id, task FROM groups WHERE state IN ('batched', 'flat') AND step BETWEEN ? AND ? ORDER BY position"
         )
@@ -141,10 +143,12 @@ class Ledger:
     def finish(
         self, group: str, state: str, *, fates: Mapping[str, str] | None = None, step: int | None = None
     ) -> None:
-        """``ready``, ``stale`` (swept), ``failed`` (too few members could be graded), ``flat`` (no member would weigh
-        anything; ``step``: the batch that was being filled), ``unused`` (the run was over).
+        """Set the state of an open or ready group.
 
-        All but ``ready`` drop the group's rollouts: for the reasons in ``fates``, else for that of the state.
+        States: ``ready``, ``stale`` (tokens too old), ``failed`` (too few members could be graded, or a broken task),
+        ``flat`` (all token weights would be 0; ``step``: the batch that was being filled), ``unused`` (the run was
+        over). All but ``ready`` drop the group's rollouts, for the reasons in ``fates`` (by id), else for that of the
+        state (``REASON_OF_STATE``).
         """
         with self._transaction():
             changed = self._db.execute(
@@ -157,7 +161,7 @@ class Ledger:
                 self._db.executemany("UPDATE rollouts SET fate = ?, step = ? WHERE id = ?", reasons)
 
     def batch(self, step: int, groups: list[str]) -> None:
-        """Decide the groups of one step: all or nothing."""
+        """Decide the groups of one step, atomically. Raises ValueError if one of them is not ready."""
         with self._transaction():
             self._db.execute("INSERT INTO batches VALUES (?, ?)", (step, json.dumps(groups)))
             for group in groups:
@@ -168,9 +172,10 @@ class Ledger:
                     raise ValueError(f"group {group} is not ready and cannot be trained")
 
     def settle(self, step: int, fates: Mapping[str, str]) -> None:
-        """What became of every rollout of the batch of ``step``; the same again where the batch is made again.
+        """Set the fate of every rollout of the batch of ``step``; repeated with the same fates if the batch is made
+        again.
 
-        Raises ValueError for a rollout that was never dispatched or is of another batch.
+        Raises ValueError for a rollout that was never dispatched or belongs to another batch.
         """
         with self._transaction():
             for id, fate in fates.items():
@@ -193,7 +198,7 @@ class Ledger:
         return dict(self._db.execute("SELECT state, COUNT(*) FROM groups GROUP BY state"))
 
     def capacity_used(self) -> int:
-        """Groups that count against the staleness capacity: all but those that will never be trained."""
+        """Return the number of groups that count against the staleness capacity: all but dropped ones."""
         (count,) = self._db.execute(
             "SELECT COUNT(*) FROM groups WHERE state NOT IN ('stale', 'failed', 'flat', 'unused')"
         ).fetchone()

@@ -21,33 +21,35 @@ from .hints.settings import HintSettings
 
 
 class CurriculumSettings(Settings):
-    """Which training task comes next."""
+    """Order of the training tasks."""
 
     order: Literal["random", "variance"] = "random"
-    """``variance`` prefers tasks whose groups are expected to disagree, by the pass rates of tasks like them."""
+    """``variance`` prefers tasks whose rollouts are expected to get different rewards, judged by the pass rates of
+    similar tasks."""
     candidates: int = Field(default=64, ge=1)
-    """Unused tasks among which each choice is made."""
+    """Number of unused tasks among which each choice is made."""
     half_life: float = Field(default=10.0, gt=0)
-    """Policy versions after which a pass rate counts half."""
+    """Number of policy versions after which a pass rate counts half."""
     group_weight: float = Field(default=0.5, gt=0, le=1)
-    """Independent rollouts that one rollout of a group is worth."""
+    """Number of independent rollouts that one rollout of a group counts as."""
     harder: float = Field(default=0.5, ge=0)
-    """How much more tasks like those that took twice the turns and thinking weigh at the end of the run."""
+    """Extra weight, at the end of the run, of tasks whose similar tasks took twice the mean effort (turns and thinking
+    tokens): 0.5 means 1.5 times the weight."""
 
 
 class DynamicSamplingSettings(Settings):
-    """Groups whose rollouts would weigh nothing, because their rewards are equal, are replaced by further groups (DAPO,
+    """Replaces groups whose token weights would all be 0, because their rewards are equal, by further groups (DAPO,
     arXiv:2503.14476, section 3.2)."""
 
     enabled: bool = False
-    """Uses up tasks faster: those of replaced groups are not used again."""
+    """Whether such groups are replaced. Uses up tasks faster: those of replaced groups are not used again."""
     max_share: float = Field(default=0.75, ge=0, lt=1)
     """Share of the groups sampled for a batch that may be replaced: 0.75 is three times ``groups_per_step``."""
     beyond: Literal["train", "stop"] = "train"
-    """What happens to further such groups: the batch takes them as they are, or the run stops, resumably."""
+    """What happens to further such groups: the batch takes them as they are, or the run stops and can be resumed."""
 
     def limit(self, groups_per_step: int) -> int:
-        """Groups that may be replaced while one batch is filled."""
+        """Return the number of groups that may be replaced while one batch is filled."""
         return int(self.max_share / (1 - self.max_share) * groups_per_step + 1e-9)
 
 
@@ -55,53 +57,58 @@ class RLSettings(Settings):
     """Asynchronous RL: rollouts never wait for a step, the trainer never waits for a straggler."""
 
     steps: int = Field(default=60, ge=0)
-    """Optimizer steps, of all rounds together."""
+    """Number of optimizer steps, of all rounds together."""
     rounds: int = Field(default=1, ge=1)
-    """Parts of equal length. At the end of each the policy is made anew from all that was solved so far
-    (``learn.solved.after_rl``), evaluated, and the next part starts from it with a new optimizer."""
+    """Number of parts of equal length into which the steps are divided. After each part the policy is trained anew on
+    all episodes solved so far (``learn.solved.after_rl``) and evaluated, and the next part starts from it with a new
+    optimizer."""
     groups_per_step: int = Field(default=12, ge=1)
-    """Groups (prompts) in one batch."""
+    """Number of groups (prompts) in one batch."""
     group_size: int = Field(default=8, ge=1)
-    """Rollouts of one prompt, G; 1 only for algorithms that compare with earlier rollouts (``reinforce``)."""
+    """Number of rollouts per prompt, G; 1 only for algorithms that do not compare rollouts of a group (``reinforce``,
+    ``raft``)."""
     mode: Literal["async", "sync"] = "async"
     """``sync`` waits for the weights of a step before it dispatches the next: for comparison only."""
     max_staleness: int = Field(default=1, ge=0)
     """A group is dispatched only if it can be trained at most this many versions later (AReaL's capacity rule)."""
     max_token_age: int = Field(default=4, ge=0)
-    """A finished group whose oldest token is more versions old than this is swept out, stored and counted."""
+    """A finished group whose oldest token is more versions old than this is dropped; it stays stored and counted."""
     concurrency: int = Field(default=64, ge=1)
-    """Rollouts in flight; with ``adaptive`` the most."""
+    """Number of rollouts in flight; with ``adaptive`` the maximum."""
     adaptive: AdaptiveSettings = AdaptiveSettings()
-    """Whether fewer run where the trainer is the slower side."""
+    """Reduces the number of rollouts in flight when the trainer is the bottleneck."""
     attempts: int = Field(default=3, ge=1)
-    """Tries per rollout before an infrastructure error is recorded as its outcome."""
+    """Maximum number of tries per rollout before an infrastructure error is recorded as its outcome."""
     replacements: int = Field(default=1, ge=0)
-    """Fresh rollouts, one after the other, in place of one that ended so; 0 leaves its group smaller."""
+    """Maximum number of fresh rollouts, one after the other, in place of one with that outcome; 0 leaves its group
+    smaller."""
     max_infra_rate: float = Field(default=0.5, ge=0, le=1)
-    """Share of the last ``infra_window`` rollouts that may end so; above it the run stops and says what fails."""
+    """Share of the last ``infra_window`` rollouts that may end by infrastructure errors; above it the run stops and
+    says what fails."""
     infra_window: int = Field(default=32, ge=1)
-    """Rollouts over which that share is counted."""
+    """Number of rollouts over which that share is counted."""
     dynamic_sampling: DynamicSamplingSettings = DynamicSamplingSettings()
-    """Whether groups that cannot teach are replaced."""
+    """Replacement of groups from which nothing can be learned."""
     alarms: AlarmSettings = AlarmSettings()
-    """What in the metrics of a step is told, or pauses the run."""
+    """Alarms on the metrics of the steps: which ones warn, and which pause the run."""
     sampling: Truncation = Truncation()
     """Truncation of the rollouts' sampling, such as ``{ top_p = 0.95 }``. The kept set of each token is recorded and
     the trainer renormalises over it, so importance ratios stay unbiased. Evaluation samples from the whole
     distribution."""
     algorithm: str = "mean_baseline"
-    """What the tokens of a group weigh: mean_baseline (the default subtracts the mean reward and never divides by the
-    deviation), leave_one_out, grpo, gspo, reinforce, raft, tree (``forks``), or ``"module:Class"`` of your own."""
+    """Algorithm that gives the tokens of a group their weights: mean_baseline (subtracts the group's mean reward and
+    does not divide by the standard deviation), leave_one_out, grpo, gspo, reinforce, raft, tree (``forks``), or
+    ``"module:Class"`` of your own."""
     algorithm_options: dict[str, bool | int | float | str] = {}
-    """Keyword arguments of the algorithm, such as ``{std = false}`` of grpo."""
+    """Keyword arguments of the algorithm, for example ``{std = false}`` for grpo."""
     generation_budget: int = Field(default=40, ge=1)
     """Constant token count per rollout in the loss denominator (Dr. GRPO); independent of the rollout's own length.
     Forks are not counted there, so a run with forks takes larger steps at the same learning rate."""
     kl_beta: float = Field(default=0.0, ge=0)
-    """Weight of the KL term to the policy that RL starts from, per sampled token; 0 turns it off. Above 0 the trainer
-    holds that policy too."""
+    """Weight, per sampled token, of the KL term to the policy that RL starts from; 0 turns it off. Above 0 the trainer
+    also keeps that policy in memory."""
     hints: HintSettings = HintSettings()
-    """Hints for messages that went wrong, and what learning from them weighs."""
+    """Hints for messages that went wrong, and the weight of learning from them."""
     train_summaries: bool = True
     """Whether the summaries that the policy wrote of its own context (``harness.summary``) are trained like its other
     tokens. False is the control of an ablation."""
@@ -116,7 +123,8 @@ class RLSettings(Settings):
     untested_finish, unfounded_claim, silent_finish, style, commented_out, tool_collapse, or ``"module:function"`` of
     your own. The training reward is their weighted sum; evaluation always reports the raw outcome."""
     monitors: MonitorSettings = MonitorSettings()
-    """What looks like a reward hack, and what follows from it; ``"module:function" = "flag"`` adds one of your own."""
+    """Monitors for reward hacks, and what happens when one fires; ``"module:function" = "flag"`` adds one of your
+    own."""
     judge: JudgeSettings | None = None
     """The model that ``monitors.judge`` asks; in evaluation too."""
 
@@ -130,7 +138,7 @@ class RLSettings(Settings):
 
     @model_validator(mode="after")
     def _possible(self) -> RLSettings:
-        if not is_reference(self.algorithm):  # code of the user's own is loaded by those who run it
+        if not is_reference(self.algorithm):  # the user's own code is loaded only when the recipe runs
             self.make_algorithm()
         for name, term in self.rewards.items():
             if not is_reference(name):
@@ -148,7 +156,7 @@ class RLSettings(Settings):
         return self
 
     def make_algorithm(self) -> Algorithm:
-        """The algorithm of ``algorithm`` and its options. Raises ValueError."""
+        """Return the algorithm of ``algorithm`` with its options. Raises ValueError."""
         made = load_algorithm(self.algorithm, budget=self.generation_budget, options=self.algorithm_options)
         if made.least > self.group_size:
             raise ValueError(
@@ -168,9 +176,9 @@ class RLSettings(Settings):
         return made
 
     def reward_caps(self) -> dict[str, float]:
-        """The ``cap`` of each reward term that has one."""
+        """Return the ``cap`` of each reward term that has one."""
         return {name: term.cap for name, term in self.rewards.items() if term.cap is not None}
 
     def make_reward(self) -> RewardFunction:
-        """The training reward of ``rewards``. Raises ValueError."""
+        """Return the training reward of ``rewards``. Raises ValueError."""
         return reward_function(self.rewards)

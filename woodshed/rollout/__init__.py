@@ -1,1 +1,1 @@
-"""One episode from task to graded trajectory, by our agent or by a program of others."""
+"""One episode from task to graded trajectory, by the built-in agent or an external program."""

@@ -43,8 +43,8 @@ Work = TypeVar("Work")
 
 @dataclass(frozen=True)
 class PolicyAccess:
-    """How the agent of one rollout reaches the policy, and how the policy is sampled. ``key`` is the rollout's own.
-    ``replay``: what a fork repeats before it asks the policy; only the built-in agent can.
+    """Access of one rollout's agent to the policy, and sampling settings. ``key`` belongs to this rollout only.
+    ``replay``: the beginning that a fork repeats before it asks the policy; only the built-in agent supports it.
     """
 
     base_url: str
@@ -60,8 +60,8 @@ class Agent(Protocol[Work]):
     """Works on tasks in boxes. One agent serves all rollouts of a process, so it keeps no state of an episode.
 
     A rollout calls ``limits`` (to open its key), ``box`` (to create its box) and ``run`` in this order. Then it takes
-    the submission, closes the box, gets from the gateway what was recorded, and calls ``episode``. ``Work`` is whatever
-    ``run`` hands to ``episode``.
+    the submission, closes the box, gets the gateway's record, and calls ``episode``. ``Work`` is what ``run`` passes to
+    ``episode``.
     """
 
     @property
@@ -71,15 +71,15 @@ class Agent(Protocol[Work]):
 
     @property
     def needs_messages(self) -> bool:
-        """Whether ``episode`` reads the conversations that the gateway recorded (``Finished.messages``)."""
+        """True if ``episode`` reads the conversations that the gateway recorded (``Finished.messages``)."""
         ...
 
     def limits(self, *, temperature: float, seed: int | None, truncation: Truncation) -> KeyLimits | None:
-        """What the gateway enforces on the rollout's key; None for an agent that enforces its own limits."""
+        """Return the limits that the gateway enforces on the rollout's key; None if the agent enforces its own."""
         ...
 
     def box(self, spec: BoxSpec, base_url: str) -> BoxSpec:
-        """``spec``, the box of a task, with what the agent needs in it. ``base_url`` is the gateway's."""
+        """Return the task's ``spec`` with additions that the agent needs. ``base_url``: address of the gateway."""
         ...
 
     async def run(self, task: Task, box: Sandbox, access: PolicyAccess) -> Work:
@@ -91,7 +91,7 @@ class Agent(Protocol[Work]):
         ...
 
     async def episode(self, work: Work, finished: Finished, admin: GatewayAdmin) -> Episode:
-        """Describe what the agent did. Raises EndpointLost or ProgramFailed if it says nothing about the policy."""
+        """Describe what the agent did. Raises EndpointLost or ProgramFailed if that says nothing about the policy."""
         ...
 
 
@@ -118,7 +118,7 @@ class BuiltinAgent:
 
     @property
     def tools(self) -> Tools:
-        """The schemas that every request of the agent has."""
+        """Tool schemas in every request of the agent."""
         return registry_for(self.harness).schemas()
 
     def limits(self, *, temperature: float, seed: int | None, truncation: Truncation) -> KeyLimits | None:
@@ -153,7 +153,7 @@ class BuiltinAgent:
 
 
 class _Interruption:
-    """The user of a task who says something once, after the first edit or where the agent would stop."""
+    """The task's user, who says ``text`` once: after the first turn with an edit, or when the agent would stop."""
 
     def __init__(self, text: str) -> None:
         self.text: str | None = text
@@ -169,7 +169,7 @@ class _Interruption:
 
 
 class ProgramFailed(Exception):
-    """The external program does not work at all; the message holds what it printed."""
+    """The external program does not work at all; the message contains its output."""
 
 
 class ProgramAgent:
@@ -205,7 +205,7 @@ class ProgramAgent:
         return observe(finished, work, self.harness.limits)
 
     async def _check(self, work: ProgramExit, finished: Finished, admin: GatewayAdmin) -> None:
-        """Raise if the program failed for a reason outside the policy: the box then says nothing about the policy."""
+        """Raise EndpointLost or ProgramFailed if the program failed for a reason that is not the policy."""
         problem = work.problem()
         if problem:
             uptime = float((await admin.engine()).get("uptime_seconds", math.inf))

@@ -10,17 +10,17 @@ from .rewards.tool_use import EDITS
 
 
 def suite_passed(result: str) -> bool:
-    """Whether a ``run_tests`` result says that everything passed (our runner's or pytest's words)."""
+    """Return whether a ``run_tests`` result says that all tests passed (in our runner's or pytest's words)."""
     return result.startswith("PASS") or (" passed" in result and " failed" not in result and " error" not in result)
 
 
 def attempts(events: Iterable[ToolEvent]) -> list[bool]:
-    """For each test run that follows an accepted edit, whether it passed, in order. The ``run_tests`` tool only."""
+    """Return the attempts in order: True for one that passed. Only runs of the ``run_tests`` tool count."""
     return [suite_passed(event.result) for event in attempt_events(events)]
 
 
 def attempt_events(events: Iterable[ToolEvent]) -> list[ToolEvent]:
-    """The test runs that follow an accepted edit, in order."""
+    """Return the events of the attempts: the first test run after each accepted edit, in order."""
     found, edited = [], False
     for event in events:
         if event.error is None and event.name in EDITS and event.name != "undo":
@@ -32,8 +32,8 @@ def attempt_events(events: Iterable[ToolEvent]) -> list[ToolEvent]:
 
 
 def wasted_calls(events: Sequence[ToolEvent]) -> set[int]:
-    """Indices of the calls that left nothing: those that were answered with an error, and changes that ``undo`` took
-    back."""
+    """Return the indices of calls without lasting effect: calls answered with an error, and changes that ``undo``
+    reverted."""
     found: set[int] = set()
     standing: list[int] = []
     for index, event in enumerate(events):
@@ -48,7 +48,7 @@ def wasted_calls(events: Sequence[ToolEvent]) -> set[int]:
 
 
 def attempt_rates(episodes: Iterable[Sequence[ToolEvent]]) -> tuple[float, float]:
-    """Share of first attempts, and of all later ones, that passed; nan where there was none."""
+    """Return the share of first attempts that passed, and of later ones; nan if there are none."""
     first: list[bool] = []
     later: list[bool] = []
     for events in episodes:

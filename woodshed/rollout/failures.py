@@ -1,4 +1,4 @@
-"""Failures from outside the policy: which source they have, and when they are too many for a run to go on."""
+"""Failures that the policy did not cause: their sources, and the limit above which a run ends."""
 
 from __future__ import annotations
 
@@ -11,48 +11,48 @@ from woodshed.record.fault import Fault, FaultSource
 from woodshed.record.trajectory import Trajectory
 
 INFRA: Final = "infra_error"
-"""Status of a trajectory that something else than the policy ended."""
+"""Status of a trajectory that ended by a failure that the policy did not cause."""
 
 FAULT = "fault"
-"""Label of such a trajectory: the source of the failure."""
+"""Label of a trajectory with status ``infra_error``: the source of the failure."""
 
 RETRIED = "retried"
-"""Label of a trajectory that was tried again: the source of the last failure before."""
+"""Label of a trajectory that succeeded after a failed try: the source of the last failure."""
 
 RESUMED = "resumed"
-"""Label of a trajectory that another process had begun."""
+"""Label of a trajectory that an earlier process had begun."""
 
 AT_ONCE: Final = ("task", "replay")
-"""Sources of failures that another try would meet again."""
+"""Sources of failures that would happen again in another try, so none is made."""
 
 
 class RunFailing(Exception):
-    """Episode after episode ends for want of something outside of it; the message says what."""
+    """Too many episodes end by failures of the infrastructure; the message says which."""
 
 
 def source_of(failure: BaseException) -> FaultSource:
-    """What raised nothing of ours is this machine's."""
+    """Return the source of a failure; an exception that is neither a Fault nor an HTTP error counts as the host's."""
     if isinstance(failure, Fault):
         return failure.source
     return "endpoint" if isinstance(failure, httpx.HTTPError) else "host"
 
 
 def loss_reason(trajectory: Trajectory) -> str:
-    """Why a trajectory with the status ``infra_error`` is not trained: ``infra_error``, or ``abandoned_fork`` where the
-    box of a fork did not repeat its parent's beginning."""
+    """Return the reason why a trajectory with status ``infra_error`` is not trained: ``infra_error``, or
+    ``abandoned_fork`` if the box of a fork did not repeat its parent's beginning."""
     return "abandoned_fork" if trajectory.labels.get(FAULT) == "replay" else INFRA
 
 
 class RunPaused(Exception):
-    """A recipe's own alarm or limit ends the stage, resumably; the message says what to look at and how to go on."""
+    """An alarm or limit of the recipe pauses the stage; the message says what to check and how to continue."""
 
 
 class FailureWatch:
-    """Counts failed episodes (``counts``, by source) and ends a run in which they are too many.
+    """Counts failed episodes (``counts``, by source) and ends a run in which too many fail.
 
-    More than ``rate`` of ``window`` among the last ``window`` episodes, each failed after all of its tries, are no
-    accident; of one task alone they say that it cannot be graded. Tasks that say so themselves (source ``task``) and
-    abandoned forks (source ``replay``) are counted and never end a run.
+    The run ends if more than ``rate`` of the last ``window`` episodes failed, each after all of its tries. If they all
+    belong to one task, that task probably cannot be graded, and the run continues. Tasks that report this themselves
+    (source ``task``) and abandoned forks (source ``replay``) are counted but never end a run.
     """
 
     def __init__(self, rate: float, window: int) -> None:
@@ -61,7 +61,7 @@ class FailureWatch:
         self._recent: deque[str | None] = deque(maxlen=window)  # the task of a failed episode
 
     def update(self, trajectory: Trajectory) -> None:
-        """Count a finished episode. Raises RunFailing."""
+        """Count a finished episode. Raises RunFailing if too many have failed."""
         if trajectory.status != INFRA:
             self._recent.append(None)
             return
@@ -76,7 +76,7 @@ class FailureWatch:
             what = "the policy server" if source == "endpoint" else "this machine or its sandbox"
             raise RunFailing(
                 f"{len(failed)} of the last {len(self._recent)} episodes failed, more than {self.rate:g} of {window} "
-                f"(rl.max_infra_rate, rl.infra_window), and not by what the policy did: {what} does not work. "
+                f"(rl.max_infra_rate, rl.infra_window), and not because of the policy: {what} does not work. "
                 f"The last, after {trajectory.attempts} tries: {trajectory.error[:500]}\n"
-                "Mend that and give the same command again: the run goes on where it was"
+                "Fix that and give the same command again: the run continues where it stopped"
             )

@@ -30,21 +30,21 @@ class ForkError(ValueError):
 
 @dataclass(frozen=True)
 class ForkPoint:
-    """A state of ``parent``: that after the calls of its reply number ``fork.replies``."""
+    """The state of ``parent`` after the calls of its reply number ``fork.replies``."""
 
     parent: Trajectory
     fork: Fork
 
     @property
     def replay(self) -> Replay:
-        """What the harness repeats."""
+        """The recorded beginning that the harness repeats."""
         count, replies = self.fork.replies, self.parent.replies
         messages = self.parent.messages[: _places(self.parent)[count]]
         return Replay(messages, replies[:count], seconds=replies[count].asked_seconds)
 
     def beginning(self, tools: Tools) -> Beginning:
-        """What the gateway's record of the fork begins with: the parent's context up to the end of the last repeated
-        reply. ``tools`` are those that the agent sends."""
+        """Return the beginning of the gateway's record of the fork: the parent's context up to the end of the last
+        repeated reply. ``tools``: tool schemas that the agent sends."""
         segment = self.parent.segments[self.fork.segment]
         last = self.parent.replies[self.fork.replies - 1]
         end = last.prompt_tokens + last.sampled_tokens
@@ -54,9 +54,9 @@ class ForkPoint:
         return Beginning(messages, tools, segment.tokens[:end].tolist(), spans)
 
     def joined(self, segments: Sequence[Segment]) -> list[Segment]:
-        """The fork's segments as recorded, with the parent's expert routes at their beginning.
+        """Return the fork's recorded segments, with the parent's expert routes for the shared tokens.
 
-        Raises ReplayDiverged if they do not begin with the parent's tokens, or nothing was sampled after these.
+        Raises ReplayDiverged if they do not begin with the parent's tokens, or if nothing was sampled after these.
         """
         shared, theirs = self.fork.tokens, self.parent.segments[self.fork.segment]
         if not segments or not any(segment.sampled.any() for segment in segments):
@@ -73,7 +73,7 @@ class ForkPoint:
 
 
 def fork_point(parent: Trajectory, replies: int) -> ForkPoint:
-    """The state of ``parent`` after its first ``replies`` replies and their calls. Raises ForkError."""
+    """Return the state of ``parent`` after its first ``replies`` replies and their calls. Raises ForkError."""
     if not 0 < replies < len(parent.replies):
         raise ForkError(f"{parent.id} has {len(parent.replies)} replies; a fork repeats at least one and not the last")
     last, following = parent.replies[replies - 1], parent.replies[replies]
@@ -90,13 +90,12 @@ def fork_point(parent: Trajectory, replies: int) -> ForkPoint:
 
 
 def failed_tests(trajectory: Trajectory) -> list[int]:
-    """Numbers of replies up to and with one whose test run failed after an accepted edit; each is followed by another
-    reply."""
+    """Return the numbers (from 1) of replies whose test run failed after an accepted edit, without the last reply."""
     turns = [number for number, reply in enumerate(trajectory.replies, 1) if not reply.summary]
     failed = {event.turn for event in attempt_events(trajectory.events) if not suite_passed(event.result)}
     return [number for turn, number in enumerate(turns, 1) if turn in failed and number < len(trajectory.replies)]
 
 
 def _places(trajectory: Trajectory) -> list[int]:
-    """Indices of the replies among the messages."""
+    """Return the indices of the replies among the messages."""
     return [i for i, message in enumerate(trajectory.messages) if message["role"] == "assistant"]

@@ -21,7 +21,7 @@ from .program import ProgramExit
 
 
 def key_limits(limits: LimitSettings, *, temperature: float, seed: int | None, truncation: Truncation) -> KeyLimits:
-    """The harness's limits as limits of a key: external programs do not enforce them, so the gateway does."""
+    """Convert the harness's limits to limits of a key: external programs do not enforce them, so the gateway does."""
     return KeyLimits(
         turns=limits.turns,
         sampled_tokens=limits.sampled_tokens,
@@ -51,19 +51,19 @@ def observe(finished: Finished, exit: ProgramExit, limits: LimitSettings) -> Epi
 
 
 def at_limit(finished: Finished) -> bool:
-    """Whether the gateway refused a request because a limit of the harness was reached."""
+    """Return whether the gateway refused a request because a limit of the harness was reached."""
     return not finished.refusals.keys().isdisjoint((LIMIT_REACHED, CONTEXT_FULL))
 
 
 def _status(exit: ProgramExit, finished: Finished) -> ExitStatus:
-    """The status of the episode. A program that failed has still submitted the files in its box."""
+    """Return the status of the episode. Even a program that failed has submitted the files in its box."""
     if exit.timed_out:
         return "timeout"
     return "limit" if exit.returncode and at_limit(finished) else "submitted"
 
 
 def _effort(usage: Sequence[TurnUsage], limits: LimitSettings) -> Effort:
-    """Effort counted as the built-in loop counts it (``Budget``), with one context for each segment."""
+    """Count the effort as the built-in loop does (``Budget``), with one context for each segment."""
     effort = Effort()
     budgets: dict[int, Budget] = {}
     for turn in usage:
@@ -88,7 +88,7 @@ def _turns(messages: Sequence[Message]) -> int:
 
 
 def _events(conversation: Sequence[Message], *, turns_before: int) -> list[ToolEvent]:
-    """The tool calls of a conversation; ``turns_before`` is the number of replies before its first."""
+    """Return the tool calls of a conversation; ``turns_before``: number of replies in earlier conversations."""
     results = {m.get("tool_call_id"): m.get("content") for m in conversation if m.get("role") == "tool"}
     events = []
     turn = turns_before
@@ -120,7 +120,7 @@ def _object(text: Any) -> dict[str, Any] | None:
 
 
 def summary_tokens(finished: Finished, replies: Sequence[int]) -> list[tuple[int, int, int]]:
-    """(segment, start, end) of the tokens of some replies, given by their position among the answered requests."""
+    """Return (segment, start, end) of the tokens of ``replies``, given as positions among the answered requests."""
     found = []
     for reply in replies:
         segment = int(finished.usage[reply]["segment"])

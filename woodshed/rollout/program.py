@@ -1,7 +1,7 @@
-"""Running an unmodified external agent: a command that runs in the box and reaches the gateway from there.
+"""Runs an unmodified external agent: a command that runs in the box and reaches the gateway from there.
 
-The box reaches nothing but the gateway, at ``URL``, with a key that is valid for this one trajectory. The gateway
-records every request and reply of the program, token by token; only its end and its exit code are seen here.
+The program reaches the gateway at ``URL``, with a key that is valid for this trajectory only. The gateway records every
+request and reply of the program, token by token; this module sees only the program's end and its exit code.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from woodshed.sandbox.protocol import BoxError, Sandbox, SandboxError
 PORT = 7707
 URL = f"http://127.0.0.1:{PORT}"
 PLACE = "/opt/harness"
-"""Where the program's packages and files are in the box; their scripts in ``bin`` are on its PATH."""
+"""Folder of the program's packages and files in the box; its ``bin`` is on the program's PATH."""
 
 _TASK, _LOG = "/tmp/task.md", "/tmp/harness.log"
 _TAIL = 1500
-"""Bytes of output that are kept."""
+"""Number of bytes that are kept from the end of the output."""
 _LONG = 30_000
-"""Maximum characters of an instruction in the environment; the kernel allows 128 KiB per variable."""
+"""Maximum characters of an instruction in an environment variable; the kernel allows 128 KiB for each."""
 
 
 @dataclass(frozen=True)
 class ProgramExit:
-    """How a program ended. ``output`` is the end of what it printed; code in the box could have changed it."""
+    """The end of a program. ``output``: the last bytes of its output, which code in the box could have changed."""
 
     returncode: int
     timed_out: bool
@@ -49,7 +49,7 @@ class ProgramExit:
 async def run_program(
     program: ProgramSettings, settings: HarnessSettings, instruction: str, box: Sandbox, *, key: str, model: str
 ) -> ProgramExit:
-    """Run the program until it ends or ``limits.wall_seconds`` are over. Raises SandboxError only."""
+    """Run the program until it ends or ``limits.wall_seconds`` are over. Raises only SandboxError."""
     started = time.monotonic()
     instruction = instruction.replace("\0", "").encode("utf-8", "replace").decode()
     try:
@@ -67,7 +67,7 @@ async def run_program(
             max_output=4096,
         )
         said = await box.exec(["/usr/bin/tail", "-c", str(_TAIL), _LOG], timeout=10.0, max_output=2 * _TAIL)
-    except BoxError as error:  # the program did that to its box
+    except BoxError as error:  # the program ended its box
         silent = is_silent(error)
         return ProgramExit(
             returncode=-9,
@@ -86,7 +86,7 @@ async def run_program(
 
 
 def environment(key: str, model: str, instruction: str) -> Mapping[str, str]:
-    """Environment variables that tell the vendors' clients, and the command itself, the gateway, key and task."""
+    """Return environment variables with gateway, key and task, for the vendors' clients and for the command itself."""
     return {
         "OPENAI_BASE_URL": f"{URL}/v1",
         "OPENAI_API_BASE": f"{URL}/v1",

@@ -1,4 +1,4 @@
-"""One episode from task to graded Trajectory: the same function for training, evaluation and live runs."""
+"""Runs one episode from task to graded Trajectory: the same function for training, evaluation and live runs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Arena:
-    """What all rollouts of a process share."""
+    """Resources and settings that all rollouts of a process share."""
 
     backend: Backend
     layers: LayerStore
@@ -67,7 +67,7 @@ class Arena:
     grades: GradeCache = field(default_factory=GradeCache)
     grading: GradingSettings = field(default_factory=GradingSettings)
     keep_submission: Callable[[str, Task, Submission], None] | None = None
-    """Called with (id, task, submission) of each try before it is graded, so that it can be graded again later."""
+    """Called with (id, task, submission) of each try before grading, to keep the submission for grading it again."""
 
     @property
     def harness_hash(self) -> str:
@@ -86,18 +86,18 @@ async def rollout(
     fork: ForkPoint | None = None,
     resume: bool = False,
 ) -> Trajectory:
-    """Run one episode, grade it and describe it. Never raises for what the policy does.
+    """Run one episode, grade it and return the trajectory. Nothing that the policy does raises an exception.
 
-    Failures of the host or the gateway are retried. After ``arena.attempts`` tries the trajectory has the status
-    ``infra_error`` and the source of the failure as label ``fault``; if the task cannot be graded, it has them after
-    the first try. No code in a box can raise SandboxError or EndpointLost; what it does to its own box (BoxError) ends
-    the episode, which is then graded. An exception that comes from neither a box nor the gateway counts as a failure of
-    the host. A restarted gateway costs one try, however long the restart takes (up to ``arena.patience`` seconds).
-    With ``fork`` the episode continues another one from there; if its box does not repeat what happened before, it has
-    the status ``infra_error`` and the fault ``replay``.
-    With ``resume`` the episode of an earlier process goes on, if the gateway still has it open: it is run again in a
-    new box, and its replies come from the gateway's record as far as that goes. If it goes another way than before, it
-    is discarded and run from the beginning.
+    Failures of the host or the gateway are retried. After ``arena.attempts`` tries the trajectory gets the status
+    ``infra_error`` and the source of the failure as label ``fault``; if the task cannot be graded, already after the
+    first try. Code in a box cannot cause SandboxError or EndpointLost; what it does to its own box (BoxError) ends the
+    episode, which is then graded. An exception that comes from neither a box nor the gateway counts as a failure of the
+    host. A restarted gateway costs one try, however long the restart takes (up to ``arena.patience`` seconds).
+    With ``fork`` the episode continues another one from that point; if the new box does not reproduce the beginning,
+    the trajectory gets the status ``infra_error`` and the fault ``replay``.
+    With ``resume`` the episode of an earlier process continues, if the gateway still has it open: it runs again in a
+    new box, and its replies come from the gateway's record as far as that goes. If it diverges from the record, it is
+    discarded and run from the beginning.
     Raises ProgramFailed if the recipe's program does not work at all, TaskError, and RewardError.
     """
     labels = dict(labels or {})
@@ -154,7 +154,7 @@ async def rollout(
 
 
 async def _resumable(arena: Arena, id: str) -> str | None:
-    """A new key of an episode that is open at the gateway, None where there is none or nobody answers."""
+    """Return a new key for the episode, if it is open at the gateway; None if it is not, or the gateway is down."""
     try:
         return await arena.admin.resume(id)
     except (GatewayError, httpx.HTTPError) as error:
@@ -174,7 +174,7 @@ async def _attempt(
     fork: ForkPoint | None = None,
     key: str | None = None,
 ) -> Trajectory:
-    """One try of a rollout; ``key``: that of an open trajectory to go on with. Raises what ``rollout`` retries."""
+    """Make one try of a rollout. ``key``: key of an open trajectory to continue. Raises what ``rollout`` retries."""
     agent = arena.agent
     limits = agent.limits(temperature=arena.temperature, seed=seed, truncation=arena.truncation)
     beginning = None

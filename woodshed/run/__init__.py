@@ -1,1 +1,1 @@
-"""A run from start to report: the plan of its stages, supervision and restart, the live screen."""
+"""A run from start to report: plan of its stages, supervision and restart, live screen; and commands like it."""

@@ -1,4 +1,4 @@
-"""``woodshed agent``: the policy of a run, or any endpoint, on a task in a box, in the terminal."""
+"""``woodshed agent``: run the policy of a run, or any endpoint, on a task in a box, shown in the terminal."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def drive(
 
 
 def _open_trajectory(folder: RunDirectory) -> tuple[str, str]:
-    """URL and key of one trajectory on a server of our own."""
+    """Open a trajectory on our policy server; return its URL and key."""
     url, admin_key = address_of(folder)
 
     async def opened() -> str:

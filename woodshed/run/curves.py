@@ -1,4 +1,5 @@
-"""The curves of a run beside what its recipe is expected to do: drawn on the screen, and a notice when one leaves."""
+"""The curves of a run compared with those expected of its recipe: drawn on the screen, with a notice when one leaves
+its expected band."""
 
 from __future__ import annotations
 
@@ -11,13 +12,13 @@ from woodshed.recipe.recipe import Recipe
 from woodshed.view.expected import Expected, digest_of, read_curve, smoothed
 
 STAGE_CURVES = {"pretrain": "pretraining loss", "sft": "SFT loss", "rl": "pass rate"}
-"""Stage -> the curve that is drawn while it runs."""
+"""Curve that is drawn while a stage runs, by stage."""
 _SECONDS = 5.0
 _LEVELS = "▁▂▃▄▅▆▇█"
 
 
 def expected_curves(recipe: Recipe) -> Expected | None:
-    """What is expected of this recipe; None where no curves are shipped, or the recipe was changed where it matters.
+    """Return the expected curves of this recipe; None if none are shipped, or the recipe was changed where it matters.
 
     Raises ExpectedError for a damaged file.
     """
@@ -29,7 +30,8 @@ def expected_curves(recipe: Recipe) -> Expected | None:
 
 
 class CurveWatch:
-    """Follows the metrics of a run in ``root``. ``expected`` None: curves are drawn without a band."""
+    """Follows the metrics of the run in ``root``. ``expected``: the expected bands; with None, curves are drawn without
+    a band."""
 
     def __init__(self, root: Path, expected: Expected | None) -> None:
         self.root, self.expected = root, expected
@@ -38,7 +40,8 @@ class CurveWatch:
         self._drawn: dict[str, tuple[float, str]] = {}
 
     def news(self, *, now: bool = False) -> list[str]:
-        """One sentence for each curve that has left its band since the last call; looks every few seconds."""
+        """Return one sentence for each curve that has newly left its band. Reads the metrics every few seconds, or at
+        once with ``now``."""
         if self.expected is None or (not now and time.monotonic() < self._next):
             return []
         self._next = time.monotonic() + _SECONDS
@@ -47,9 +50,9 @@ class CurveWatch:
         return [f"{departure} ({self.expected.recipe}.expected.json)" for departure in fresh]
 
     def drawn(self, stage: str, width: int = 24) -> str:
-        """The curve of a stage as one line of text, with its newest value and band; '' where there is none yet.
+        """Return the curve of a stage as one line of text, with its newest value and band; '' if there is none yet.
 
-        A screen asks several times a second; the metrics are read every few seconds.
+        A screen asks several times a second; the metrics are read only every few seconds.
         """
         due, text = self._drawn.get(stage, (0.0, ""))
         if time.monotonic() >= due:

@@ -1,4 +1,5 @@
-"""Servers that live as long as one command: box servers on a Ray cluster (``sandbox.hosts = ["ray"]``) and a policy."""
+"""Servers that live as long as one command: box servers on a Ray cluster (``sandbox.hosts = ["ray"]``), and a policy
+server."""
 
 from __future__ import annotations
 
@@ -26,11 +27,11 @@ _NAME = "boxes"
 _BOUNDS = (
     "max_starting", "keep_memory", "keep_disk", "memory_stall", "cpu_stall", "bases", "base_bytes", "cgroups",
 )  # fmt: skip
-"""What a recipe says of each machine's room; ``woodshed boxes`` takes the same."""
+"""Settings of a recipe that bound the boxes of each machine; ``woodshed boxes`` has settings of the same names."""
 
 
 class PlacedBoxes:
-    """Nothing before ``start``."""
+    """The box servers that a run starts on a Ray cluster; none before ``start``."""
 
     def __init__(self, settings: SandboxSettings, run: RunDirectory) -> None:
         self._settings, self._run = settings, run
@@ -39,7 +40,8 @@ class PlacedBoxes:
         self._said = ""
 
     def start(self) -> str:
-        """Return when boxes can be made; where, in words. Raises ProgramFailed saying why they cannot."""
+        """Start the box servers and wait until boxes can be made. Returns where they are, in words. Raises
+        ProgramFailed with the reason if that fails."""
         self._hosts.file.unlink(missing_ok=True)
         self._supervisor.start(self._program())
         while not self._hosts.file.exists():
@@ -49,7 +51,7 @@ class PlacedBoxes:
         return self._said
 
     def check(self) -> list[str]:
-        """Keep them placed; what is new, in words. Raises ProgramFailed where that fails again and again."""
+        """Restart what died; return news in words. Raises ProgramFailed if it dies again and again."""
         news = [f"{name} died and was started again (see {self._run.log(name)})" for name in self._check()]
         if self._said and (said := self._state()) != self._said:
             self._said = said
@@ -96,7 +98,7 @@ class PlacedBoxes:
 
 @contextmanager
 def placed_boxes(recipe: Recipe, run: RunDirectory, console: Console) -> Iterator[PlacedBoxes]:
-    """The servers are there when this is entered, and ended when it is left; a run that is over needs none."""
+    """Start the box servers on entry and stop them on exit; none are started if no stage is left to run."""
     boxes = PlacedBoxes(recipe.sandbox, run)
     try:
         if RAY in recipe.sandbox.hosts and any(run.stage_result(stage.name) is None for stage in plan(recipe, run)):
@@ -109,13 +111,15 @@ def placed_boxes(recipe: Recipe, run: RunDirectory, console: Console) -> Iterato
 
 
 _SECONDS = 180.0
-"""Without progress."""
+"""Time without progress after which the start of a policy server fails, in seconds."""
 
 
 @contextmanager
 def served(recipe: Recipe, policy: Path) -> Iterator[tuple[RunDirectory, Supervisor]]:
-    """The folder of the server (``server/address.json``, its log), when it answers. Call ``check`` of the supervisor
-    now and then: it starts again what died. Raises ProgramFailed with the server's own words where it does not start.
+    """Start a policy server; yield its folder (``server/address.json``, its log) and supervisor once it answers.
+
+    The caller must call ``check`` of the supervisor now and then, which restarts programs that died. Raises
+    ProgramFailed with the end of the server's log if it does not start.
     """
     supervisor = Supervisor()
     folder = RunDirectory(Path(tempfile.mkdtemp(prefix="woodshed-served-")))

@@ -1,4 +1,4 @@
-"""Which stages a recipe has, what each needs, and which programs it consists of. The order of the file is the order."""
+"""The stages of a recipe: what each needs, and which programs it consists of, in the order in which they run."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ from woodshed.train.worker_config import WorkerConfig
 
 @dataclass(frozen=True)
 class Stage:
-    """``programs()`` makes the processes; the stage is over when those in ``until`` have ended well.
-
-    ``heavy`` stages use both cores and run alone; others may run two at a time.
-    """
+    """A stage of a run. ``needs``: names of the stages that must be finished before. ``programs()`` returns the
+    programs to start; the stage is over when those named in ``until`` have succeeded. ``heavy`` stages use all cores
+    and run alone; of the others, two may run at a time."""
 
     name: str
     title: str
@@ -32,14 +31,14 @@ class Stage:
 
 
 def plan(recipe: Recipe, run: RunDirectory) -> list[Stage]:
-    """In order of priority: two of the stages that need nothing unfinished run at a time."""
+    """Return the stages in order of priority: of those whose ``needs`` are finished, the first ones run."""
     main = "packages" if recipe.tasks.main == "packages" else "tasks"
     threads = min(cores(), 4) if first_source(recipe) == "scratch" else cores()
     goes_on = _goes_on(recipe, run)
     stages, last = _taken_over(recipe, run) if goes_on else _supervised(recipe, run, main, threads)
     drafts = recipe.learn.mtp.steps and recipe.learn.demonstrations.episodes
     if drafts:
-        stages.append(_simple(run, "mtp", "distil the head that drafts", (last,), threads))
+        stages.append(_simple(run, "mtp", "distil the draft (MTP) head", (last,), threads))
     before = ("mtp" if drafts else last, main, *(("packages",) if recipe.tasks.packages else ()))
     stages.append(_served(recipe, run, BEFORE, "evaluate before RL", before, "sft"))
     last = BEFORE
@@ -52,7 +51,7 @@ def plan(recipe: Recipe, run: RunDirectory) -> list[Stage]:
 
 
 def _supervised(recipe: Recipe, run: RunDirectory, main: str, threads: int) -> tuple[list[Stage], str]:
-    """The stages up to SFT, and the name of the last."""
+    """Return the stages up to SFT, and the name of the last."""
     scratch = recipe.policy.source == "scratch"
     start = "corpus" if scratch else "convert"
     stages = []
@@ -74,12 +73,12 @@ def _supervised(recipe: Recipe, run: RunDirectory, main: str, threads: int) -> t
 
 
 def _goes_on(recipe: Recipe, run: RunDirectory) -> bool:
-    """Return True if the run goes on from an earlier one, which may be gone once its result was taken over."""
+    """Return whether the run goes on from an earlier one (which may be deleted once its result was taken over)."""
     return run.stage_result(ADOPT) is not None or earlier_run(recipe) is not None
 
 
 def _taken_over(recipe: Recipe, run: RunDirectory) -> tuple[list[Stage], str]:
-    """The stages before RL of a run that goes on from an earlier one, and the name of the last."""
+    """Return the stages before RL of a run that goes on from an earlier one, and the name of the last."""
     tasks = _simple(run, "tasks", "make and check tasks", ())
     taken = _simple(run, ADOPT, "take over the result of the earlier run", ())
     return [tasks, *_packages(recipe, run), taken], ADOPT
@@ -90,7 +89,7 @@ def _packages(recipe: Recipe, run: RunDirectory) -> list[Stage]:
 
 
 def _reinforced(recipe: Recipe, run: RunDirectory, each: Round, after: str, threads: int) -> list[Stage]:
-    """One round of RL, and what follows it."""
+    """Return the stages of one round of RL: rollouts and training, SFT on solved rollouts, evaluation."""
     stages = [_rl(recipe, run, each, after)]
     if recipe.learn.solved.after_rl:
         title = f"fine-tune on what RL solved{each.title}"
@@ -102,7 +101,7 @@ def _reinforced(recipe: Recipe, run: RunDirectory, each: Round, after: str, thre
 
 
 def _baselines(recipe: Recipe, run: RunDirectory, threads: int) -> list[Stage]:
-    """What RL has to beat. After RL, whose result they do not change."""
+    """Return the stages of the baselines that RL has to beat. They run after RL and do not affect its result."""
 
     def evaluated(name: str, title: str) -> Stage:
         return _served(recipe, run, stage_of(name), f"evaluate {title}", (name, AFTER), name)
@@ -176,6 +175,7 @@ def trainer_config(recipe: Recipe, run: RunDirectory, each: Round) -> Path:
 
 
 def trainer_threads(recipe: Recipe) -> int:
-    """One core beside the server for a tiny network. With a larger one training takes several times as long as
-    sampling and the server often waits: the trainer gets every core, and shares them while both work."""
+    """Return the trainer's number of threads: 1 for a tiny network, which leaves the other cores to the server. With a
+    larger one training takes several times as long as sampling and the server often waits, so the trainer gets every
+    core, and shares them while both work."""
     return 1 if first_source(recipe) == "scratch" else cores()

@@ -1,4 +1,4 @@
-"""``woodshed tasks rate``: how often a policy solves each task, by running it on them or from what a run has stored."""
+"""``woodshed tasks rate``: measure how often a policy solves each task, by running it or from a run's trajectories."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ class RatingError(Exception):
 
 @dataclass
 class Rated:
-    """What rating came to. ``new``: what was added, with the names of the tasks; ``known``: how many were there before.
-    ``lost``: rollouts that infrastructure errors cost; ``left_out``: task -> why it has no rating."""
+    """Result of rating. ``new``: added ratings with the names of their tasks; ``known``: number of ratings that existed
+    before. ``lost``: number of rollouts lost to infrastructure errors; ``left_out``: reason by task for tasks without
+    a rating."""
 
     new: list[tuple[str, Rating]] = field(default_factory=list)
     known: int = 0
@@ -47,7 +48,8 @@ class Rated:
     def note(
         self, task: Task, rows: list[dict[str, Any]], *, group: str, policy: str, kind: str, checkpoint: str = ""
     ) -> None:
-        """Rate ``task`` by the rollouts in ``rows``."""
+        """Rate ``task`` by the rollouts in ``rows`` and store the rating with the task. ``group``: id of the rating;
+        ``policy``, ``kind``, ``checkpoint``: see ``Rating``."""
         graded = [row for row in rows if row["status"] != INFRA]
         self.lost += len(rows) - len(graded)
         count = len(graded)
@@ -75,8 +77,8 @@ class Rated:
 
 @dataclass(frozen=True)
 class Plan:
-    """``rollouts`` of the policy in ``folder`` on each task, in the harness of ``recipe``; they are stored in
-    ``store``, so that the same command goes on where it was."""
+    """Plan of a rating: ``rollouts`` per task of the policy in ``folder``, in the harness of ``recipe``. They are
+    stored in ``store``, so that the same command continues where it was."""
 
     folder: Path
     recipe: Recipe
@@ -85,12 +87,14 @@ class Plan:
 
 
 def rollouts_of(folder: Path) -> Path:
-    """Where rollouts on the tasks of ``folder`` are stored: in it, or beside it where it is a task itself."""
+    """Return where rollouts on the tasks of ``folder`` are stored: in ``folder``, or beside it if it is itself a
+    task."""
     return (folder.parent if (folder / "task.toml").is_file() else folder) / ".rollouts"
 
 
 def plan(policy: Path, recipe: Path | None, overrides: Sequence[str], rollouts: int, store: Path) -> Plan:
-    """The recipe is that of the run in which the policy lies, if none is named. Raises RatingError."""
+    """Make the plan. If ``recipe`` is None, the recipe of the run that contains the policy is used. Raises
+    RatingError."""
     if not (policy / "config.json").exists():
         raise RatingError(f"--policy {policy}: no config.json there; give a Hugging Face directory")
     own = policy.absolute().parent.parent / "recipe.toml"  # RUN/policy/STAGE
@@ -109,8 +113,8 @@ def plan(policy: Path, recipe: Path | None, overrides: Sequence[str], rollouts: 
 
 
 def rate(plan: Plan, tasks: Sequence[Task], progress: Progress) -> Rated:
-    """Serve the policy, run it, note the ratings; killed at any moment, it goes on. Raises RatingError, and
-    SandboxError where a task's layer is missing."""
+    """Serve the policy, run it on the tasks, and store the ratings; if killed, the same call continues where it was.
+    Raises RatingError, and SandboxError if a task's layer is missing."""
     progress(0, 0, f"reading {plan.folder}")
     checkpoint = checkpoint_digest(plan.folder)
     progress(0, 0, "starting the policy server")
@@ -134,14 +138,14 @@ async def _rate(
             supervisor.check()
             await asyncio.sleep(0.5)
 
-    # The key lies with the rollouts: every policy that is rated on these tasks meets the same inputs.
+    # The key is stored with the rollouts, so that every policy rated on these tasks is graded on the same inputs.
     settle_key(plan.recipe.grading, plan.store)
     grading = with_key(plan.recipe.grading, plan.store)
     async with open_arena(plan.recipe, folder, grading=grading, training=False) as arena:
         if not (probe := arena.backend.probe()).ok:
             raise RatingError(f"no sandbox here: {'; '.join(probe.reasons)}")
         for task in tasks:
-            box_spec(task, arena.layers)  # a missing layer is said before anything runs
+            box_spec(task, arena.layers)  # report a missing layer before anything runs
         store = TrajectoryStore(plan.store)
         concurrency = plan.recipe.evaluate.concurrency
         rating = asyncio.create_task(
@@ -170,9 +174,9 @@ async def rate_in(
     concurrency: int,
     progress: Progress,
 ) -> Rated:
-    """Run the policy of ``arena`` until each task has ``rollouts``, as an evaluation does, and note the ratings.
+    """Run the policy of ``arena`` like an evaluation until each task has ``rollouts``, and store the ratings.
 
-    Rollouts that infrastructure errors cost an earlier start are run again.
+    Rollouts that an earlier start lost to infrastructure errors are run again.
     """
     setting = hashlib.sha256(f"{checkpoint}:{arena.harness_hash}:{arena.temperature}:{arena.limits}".encode())
     name = f"rate-{setting.hexdigest()[:16]}"
@@ -196,14 +200,14 @@ async def rate_in(
     found = Rated(known=len(tasks) - len(missing))
     for task in missing:
         group = group_name(name, _label(task))
-        rows = sorted(by_group[group], key=lambda row: row["status"] == INFRA)[:rollouts]  # those that count first
+        rows = sorted(by_group[group], key=lambda row: row["status"] == INFRA)[:rollouts]  # graded ones first
         found.note(task, rows, group=group, policy=policy, kind="rate", checkpoint=checkpoint)
     return found
 
 
 def rate_from(run: RunDirectory, tasks: Sequence[Task]) -> Rated:
-    """Ratings from the trajectories of a run: its evaluations and the groups it trained on. RatingError if there are
-    none. A task whose instruction was another one then is left out."""
+    """Rate ``tasks`` from the trajectories of a run: of its evaluations and of the groups it trained on. A task whose
+    instruction has changed since is left out. Raises RatingError if no trajectory is of these tasks."""
     if not run.recipe.exists() or not run.trajectories.is_dir():
         raise RatingError(f"--from {run.root}: no run directory with trajectories")
     named, found = {task.name: task for task in tasks}, Rated()
@@ -230,7 +234,8 @@ def rate_from(run: RunDirectory, tasks: Sequence[Task]) -> Rated:
 
 
 def checkpoint_digest(folder: Path) -> str:
-    """sha256 over what decides the samples of a policy: weights, configuration, tokenizer, chat format."""
+    """Return the digest (16 hex digits of a sha256) of everything that determines the samples of a policy: weights,
+    configuration, tokenizer, chat format."""
     digest = hashlib.sha256()
     for path in sorted(p for p in folder.iterdir() if p.suffix in (".json", ".safetensors")):
         with path.open("rb") as file:
@@ -239,7 +244,7 @@ def checkpoint_digest(folder: Path) -> str:
 
 
 def _label(task: Task) -> str:
-    """Rollouts are of a task as it is: one that was changed since gets new ones."""
+    """Return the task's label, with its digest, so that a task that was changed gets new rollouts."""
     return f"{task.name}@{task.digest[:12]}"
 
 
@@ -263,7 +268,8 @@ def _same_instruction(store: TrajectoryStore, rows: list[dict[str, Any]], task: 
 
 
 def chosen(tasks: Sequence[Task], split: str) -> list[Task]:
-    """Those of a split (``all``: of each) that may be worth a rollout: not what is retired or broken. TaskError."""
+    """Return the tasks of a split (``all``: of every split) that are in use or quarantined, not retired or broken.
+    Raises TaskError if there are none."""
     of_split = [task for task in tasks if split in ("all", task.info.split)]
     found = [task for task in of_split if read_history(task).status in ("in use", "quarantined")]
     if not found:

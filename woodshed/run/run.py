@@ -1,4 +1,4 @@
-"""``woodshed run``: the stages of a recipe, watched, interruptible, continued where they were."""
+"""``woodshed run``: run the stages of a recipe under supervision; an interrupted run continues where it was."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ from .plan import Stage, plan
 from .screen import AlarmNews, screen_for
 
 CHANGEABLE = ("rl.alarms.", "rl.dynamic_sampling.", "rl.max_infra_rate", "rl.infra_window")
-"""Fields of the recipe of an existing run that may be changed: they decide when the run stops, and nothing that is
-finished depends on them."""
+"""Fields of the recipe that may be changed in an existing run: they decide when the run stops, and no finished work
+depends on them."""
 
 
 class RunError(Exception):
@@ -91,7 +91,8 @@ def run_recipe(recipe_path: Path, *, out: Path | None, overrides: Sequence[str],
 
 @contextmanager
 def claim(run: RunDirectory, recipe: Recipe, *, fresh: bool) -> Iterator[None]:
-    """Make the run directory ours: no other process runs in it, and it holds this recipe and no other."""
+    """Lock the run directory for this process and this recipe. ``fresh``: empty it first. Raises RunError if another
+    process runs in it, or it holds a run of another recipe."""
     try:
         run.root.mkdir(parents=True, exist_ok=True)
         if not run.recipe.exists() and any(p.name != ".lock" for p in run.root.iterdir()):
@@ -158,14 +159,14 @@ def _differences(known: dict[str, Any], wanted: dict[str, Any], prefix: str = ""
 
 
 def check_machine(recipe: Recipe, run: RunDirectory) -> None:
-    """Refuse before anything starts what would fail in an hour."""
+    """Check what would otherwise make the run fail much later. Raises RunError."""
 
     place = next(p for p in (run.root, *run.root.parents) if p.is_dir())
     free = shutil.disk_usage(place).free
     if free < 1 << 30:
         raise RunError(f"{run.root}: only {free >> 20} MiB free on this disk; a run needs at least 1 GiB; make space")
     if run.stage_result(ADOPT) is not None:
-        pass  # what it needs of the earlier run it has
+        pass  # everything needed from the earlier run was already taken over
     elif (earlier := earlier_run(recipe)) is not None:
         _check_earlier(recipe, earlier)
     elif recipe.policy.source not in ("scratch", "smollm2"):
@@ -202,7 +203,7 @@ def check_machine(recipe: Recipe, run: RunDirectory) -> None:
 
 
 def _check_store(recipe: Recipe, run: RunDirectory) -> None:
-    """The bucket answers, and the chains in it are this run's own."""
+    """Raise RunError unless the bucket answers and the chains in it are this run's own."""
     for url in (each.beside(recipe.weights.store) for each in rounds_of(recipe)):
         try:
             head = Head(url)()
@@ -215,7 +216,8 @@ def _check_store(recipe: Recipe, run: RunDirectory) -> None:
 
 
 def _check_packages(settings: PackageTaskSettings) -> None:
-    """They are in the catalogue, and there is a source for at least one of them."""
+    """Raise RunError unless the packages are in the catalogue and either one of them is cached or the package index
+    answers."""
     try:
         chosen = load_catalogue(Path(settings.catalogue) if settings.catalogue else None).select(settings.packages)
         if not any(is_cached(package.file, package.sha256) for package in chosen):
@@ -225,7 +227,8 @@ def _check_packages(settings: PackageTaskSettings) -> None:
 
 
 def _check_folder(recipe: Recipe, folder: str) -> None:
-    """Its tasks can be read and are enough, and the layers below them are on this machine."""
+    """Raise RunError unless the tasks in ``folder`` can be read, there are enough of them, and their layers are on this
+    machine."""
     try:
         tasks, left_out = built_tasks(folder)
         for name in sorted({layer for task in tasks for layer in task.info.layers}):
@@ -319,7 +322,7 @@ def _run_stages(recipe: Recipe, run: RunDirectory, console: Console, boxes: Plac
     finally:
         for _, supervisor, _ in running.values():
             supervisor.stop()
-        with contextlib.suppress(OSError):  # a full disk, say, which is what ended the run
+        with contextlib.suppress(OSError):  # for example a full disk, which is what ended the run
             run.write_clock({name: time.time() - started for name, (_, _, started) in running.items()})
 
 
@@ -331,7 +334,7 @@ def _may_start(stage: Stage, running: dict[str, tuple[Stage, Supervisor, float]]
 
 
 def write_report(root: Path, console: Console) -> None:
-    """``report.html`` and the closing table."""
+    """Write ``report.html`` and print the final table. Raises RunError."""
     from woodshed.view.report import ReportError, build_report
 
     try:

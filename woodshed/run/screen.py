@@ -1,6 +1,7 @@
-"""What a person sees while a recipe runs: stages, progress, and what the agent just did.
+"""Display while a recipe runs: stages, progress, and what the agent just did.
 
-On a terminal one table that changes in place; elsewhere (a log file, CI) a line for what begins, ends or has got on.
+On a terminal, a table that is updated in place; elsewhere (a log file, CI), a line when a stage begins, ends or has
+made progress.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from .curves import CurveWatch
 from .plan import Stage
 
 Running = Mapping[str, tuple[Stage, Any, float]]
-"""Of stages at work, by name: the stage, its supervisor and when it began (seconds since the epoch)."""
+"""Running stages by name: the stage, its supervisor, and the time at which it began (seconds since the epoch)."""
 
 
 class Screen(Protocol):
@@ -117,14 +118,14 @@ class LineScreen:
 
 
 class AlarmNews:
-    """What the alarms of RL have told since this was made."""
+    """Alarms of RL that have fired since this object was made."""
 
     def __init__(self, log: Path) -> None:
         self._log, self._read = log, len(read_alarms(log))
         self._size = -1
 
     def check(self) -> list[str]:
-        """What is new, as notices. Reads the file only where it has grown."""
+        """Return new alarms as notices. Reads the file only if it has grown."""
         size = self._log.stat().st_size if self._log.exists() else 0
         if size == self._size:
             return []

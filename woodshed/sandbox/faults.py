@@ -1,4 +1,4 @@
-"""Makes and converts errors by their source: the box, or this machine."""
+"""Creates and converts errors by their source: the box, or this machine."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def _kind(code: int) -> type[BoxError]:
 
 
 def is_silent(error: BoxError) -> bool:
-    """Whether ``error`` says that a box was ended because it did not answer."""
+    """Return whether ``error`` means that a box was ended because it did not answer."""
     return isinstance(error, BoxGone) and error.errno == errno.ETIMEDOUT
 
 
 def in_trusted_box(error: BoxError) -> BoxError | SandboxError:
-    """Convert an error of a box in which no policy's code ran: if it was silent, this machine is too busy."""
+    """Convert an error of a box in which no policy's code ran: if the box was silent, this machine is too busy."""
     return SandboxError(f"a box of trusted code does not answer: {error}") if is_silent(error) else error
 
 

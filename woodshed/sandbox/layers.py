@@ -73,7 +73,7 @@ class LayerStore:
 
 
 def digest(folder: Path) -> str:
-    """Return the sha256 (hex) of paths, kinds, execute bits and contents below ``folder``, without times and owners."""
+    """Return the sha256 (hex) of paths, kinds, execute bits and contents below ``folder``, not of times and owners."""
     sha = hashlib.sha256()
     for path in all_below(folder):
         status = path.lstat()

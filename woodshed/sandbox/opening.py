@@ -1,4 +1,4 @@
-"""Opens the pool of boxes that settings ask for: on this machine, on other hosts, or on both."""
+"""Opens the pool of boxes that the settings describe: on this machine, on other hosts, or on both."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .settings import LOCAL, RAY, SandboxSettings
 
 
 def open_pool(settings: SandboxSettings, egress_log: Path | None = None) -> Pool:
-    """Open a pool of boxes on this machine, admitted as far as it has room."""
+    """Open a pool of boxes on this machine, which admits boxes while the machine has room."""
     backend = open_backend(
         settings.backend,
         root=settings.root,
@@ -42,7 +42,7 @@ def open_pool(settings: SandboxSettings, egress_log: Path | None = None) -> Pool
 def open_boxes(settings: SandboxSettings, egress_log: Path | None = None, placed: Path | None = None) -> Pool:
     """Open a pool of boxes on this machine, or on ``settings.hosts``.
 
-    Each host decides about its own room and warm bases; only ``max_boxes`` is enforced here. ``placed``: folder
+    Each host controls its own admission and warm bases; only ``max_boxes`` is enforced here. ``placed``: folder
     (``PlacedHosts``) that lists the hosts that the run places. Raises SandboxError if the key of the hosts is missing,
     or if hosts would have to be placed and ``placed`` is None.
     """

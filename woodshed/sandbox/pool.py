@@ -67,7 +67,7 @@ class Pool:
         await self.backend.close()
 
     def short(self) -> str:
-        """Return why a box would have to wait now; empty if it would not."""
+        """Return the reason why a box would have to wait now; empty if it would not."""
         return self._admission.problem()
 
     def stats(self) -> dict[str, Any]:

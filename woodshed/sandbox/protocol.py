@@ -11,11 +11,11 @@ from woodshed.record.fault import Fault, FaultSource, HostFault
 
 
 class SandboxError(HostFault):
-    """This machine or its sandbox failed (an infrastructure error). Nothing that runs inside a box can cause it."""
+    """This machine or its sandbox failed (an infrastructure error). Nothing that runs inside a box can cause that."""
 
 
 class BoxError(Fault, OSError):
-    """A box refused or failed an operation, with an errno; ``faults.box_error`` makes them.
+    """A box refused or failed an operation, with an errno; created by ``faults.box_error``.
 
     An OSError that is not a BoxError is an error of this machine.
     """
@@ -48,15 +48,15 @@ class Limits:
 
 @dataclass(frozen=True)
 class Egress:
-    """What a box may reach outside; nothing else, not even name service.
+    """Network destinations that a box may reach; everything else is blocked, also name service.
 
-    An empty one gives the box a loopback device, on which its commands can talk to each other.
+    An empty Egress gives the box only a loopback device, on which its commands can talk to each other.
 
     ``allow``: hosts that are reached through a forward proxy, which the box's environment names: ``HOST``,
     ``*.DOMAIN`` or ``HOST:PORT`` (80 and 443 without a port). ``private``: names may resolve to addresses that are not
     public. ``routes``: port of the box's 127.0.0.1 -> ``HOST:PORT`` of one service, such as a gateway, that is reached
-    directly. ``max_bytes`` and ``max_connections``: totals over the life of the box; one that exceeds the latter loses
-    its network.
+    directly. ``max_bytes`` and ``max_connections``: totals over the life of the box; a box that exceeds the latter
+    loses its network.
     """
 
     allow: tuple[str, ...] = ()
@@ -91,7 +91,7 @@ class BoxSpec:
 
 @dataclass
 class ExecResult:
-    """``returncode`` is negative for a signal, as in subprocess. ``stdout``/``stderr`` are capped at ``max_output``."""
+    """Result of a command. ``returncode`` is negative for a signal; ``max_output`` caps ``stdout`` and ``stderr``."""
 
     returncode: int
     stdout: bytes = b""
@@ -106,7 +106,7 @@ class ExecResult:
 class Snapshot:
     """A state of a box to fork from: its files (``fs``), or files, memory and processes (``full``).
 
-    ``backend``: name of the backend that has it. ``bytes``: what it takes, where the backend knows.
+    ``backend``: name of the backend that has it. ``bytes``: its size, if the backend knows.
     """
 
     id: str
@@ -118,7 +118,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Probe:
-    """What a backend can do on this machine, found by trying it. ``reasons``: why it does not work, one sentence each.
+    """Abilities of a backend on this machine, found by trying. ``reasons``: why it does not work, one sentence each.
 
     ``limits_in_force``: name of a limit -> what enforces it here.
     """
@@ -216,10 +216,10 @@ class Sandbox(Protocol):
 
 
 class Backend(Protocol):
-    """Creates boxes, forks snapshots, and finds out by ``probe`` what it can do on this machine.
+    """Creates boxes and forks snapshots; ``probe`` tests what works on this machine.
 
-    One that a recipe names (``"module:Class"``) is called with ``(root, *, max_starting, egress_log, cgroups)``, see
-    ``namespace.backend.NamespaceBackend``, and should start nothing before its first box.
+    A class that a recipe names (``"module:Class"``) is called with ``(root, *, max_starting, egress_log, cgroups)``,
+    see ``namespace.backend.NamespaceBackend``, and should start nothing before its first box.
     """
 
     name: str

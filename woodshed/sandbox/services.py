@@ -9,11 +9,11 @@ from __future__ import annotations
 from .protocol import Backend, BoxError, BoxSpec, Sandbox, SandboxError, Snapshot
 
 START_SECONDS = 300.0
-"""Time limit of a start script. Scripts end as soon as their services answer or have ended, so only a machine that is
-stuck reaches it."""
+"""Time limit of a start script. Scripts end as soon as their services answer or have ended, so only a stuck machine
+reaches this limit."""
 
 SCRIPT = "/tmp/start.sh"
-"""Where the script lies in a box; an agent may run it again."""
+"""Path of the script in a box; an agent may run it again."""
 
 _LOG = "/tmp/services.log"
 _SHOWN_BYTES = 1500
@@ -24,9 +24,9 @@ class ServicesError(SandboxError):
 
 
 async def try_services(box: Sandbox, start: str, *, timeout: float = START_SECONDS) -> str:
-    """Run a start script in the workdir of ``box``; return why its services do not run, or an empty string if they do.
+    """Run a start script in the workdir of ``box``; return the reason why its services do not run, '' if they do.
 
-    What the script starts in the background outlives it. Raises BoxError if the box itself ends.
+    Processes that the script starts in the background outlive it. Raises BoxError if the box itself ends.
     """
     await box.put({SCRIPT: start.encode()})
     # Output goes into a file: a service would hold a pipe open for ever, and the host would wait for its end.

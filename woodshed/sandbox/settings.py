@@ -22,17 +22,17 @@ RAY = "ray"
 
 
 class SandboxSettings(Settings):
-    """Which backend makes the boxes, how many, and what one box may use."""
+    """The backend that makes the boxes, their number, and the limits of one box."""
 
     backend: str = "namespace"
-    """What isolates a box: namespace (needs Linux with user namespaces and nothing else), gvisor, microvm, docker,
+    """Isolation of boxes: namespace (needs Linux with user namespaces and nothing else), gvisor, microvm, docker,
     podman, or ``"module:Class"`` of your own."""
 
     root: Path | None = None
     """Folder for the backend's state while it runs; default: the system's temporary folder."""
 
     max_starting: int = Field(default=16, ge=1)
-    """Maximum number of boxes made at once; with more, they only wait for the same processors."""
+    """Maximum number of boxes made at once; more would only wait for the same processors."""
 
     max_boxes: int | None = Field(default=None, ge=1)
     """Maximum number of boxes alive at once in one process of a run; further ones wait. None for no maximum."""
@@ -73,16 +73,16 @@ class SandboxSettings(Settings):
     """Bytes that a box can write in total (held in memory); none for the system's own bound."""
 
     cgroups: bool = True
-    """Whether namespace boxes get control groups for memory and processes, where this machine lets us make any. Without
-    them, memory means what processes have mapped, not what the kernel holds for them; ``woodshed probe`` shows what
-    enforces each limit."""
+    """Give namespace boxes control groups for memory and processes, if this machine lets us make any. Without them,
+    memory means what processes have mapped, not what the kernel holds for them; ``woodshed probe`` shows what enforces
+    each limit."""
 
     allow: tuple[str, ...] = ()
     """Hosts that an agent's boxes may reach: ``HOST``, ``*.DOMAIN`` or ``HOST:PORT``. They go through a proxy that
     refuses all others and logs every request to ``egress.jsonl``. Boxes that grade never reach anything."""
 
     allow_private: bool = False
-    """Whether names in ``allow`` may resolve to addresses that are not public, such as a company's mirror."""
+    """Let names in ``allow`` resolve to addresses that are not public, such as a company's mirror."""
 
     hosts: tuple[str, ...] = ()
     """Addresses of box servers (``woodshed boxes``) that make the boxes, ``http://HOST:PORT``; ``local`` is this
@@ -133,11 +133,11 @@ class SandboxSettings(Settings):
         return self
 
     def egress(self) -> Egress | None:
-        """Return what agents' boxes may reach, as backends take it."""
+        """Return the network access of agents' boxes, as backends take it."""
         return Egress(self.allow, private=self.allow_private) if self.allow else None
 
     def bounds(self) -> Bounds:
-        """Return what must be left of the machine for another box."""
+        """Return the bounds on what must be free on the machine for another box."""
         return Bounds(self.keep_memory, self.keep_disk, self.memory_stall, self.cpu_stall)
 
     def limits(self) -> Limits:

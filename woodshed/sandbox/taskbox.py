@@ -72,7 +72,7 @@ def _stream(files: Mapping[str, bytes]) -> bytes:
 
 
 def _git(folder: str, *arguments: str, stream: bytes = b"") -> None:
-    """Run this machine's git with no other configuration than that of ``folder``. Raises SandboxError."""
+    """Run this machine's git with only the configuration of ``folder``. Raises SandboxError."""
     environment = {"PATH": os.environ.get("PATH", os.defpath), "HOME": folder, "LC_ALL": "C"}
     environment |= {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull}
     options = [word for option in _OPTIONS for word in ("-c", option)]
@@ -140,7 +140,7 @@ def _environment(task: Task) -> dict[str, str]:
 
 
 def _stamp(task: Task) -> int:
-    """Return a number that changes when a task directory is rewritten: its task.toml is always written last."""
+    """Return the time stamp of task.toml. It changes when a task directory is rewritten: that file is written last."""
     return (task.path / "task.toml").stat().st_mtime_ns
 
 

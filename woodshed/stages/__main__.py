@@ -1,6 +1,6 @@
-"""``python -m woodshed.stages STAGE RUN``: one stage of a run as a process of its own.
+"""``python -m woodshed.stages STAGE RUN``: run one stage of a run as a process of its own.
 
-The stages of a round of RL are given its number, those of the last or only one none."""
+STAGE of an RL round carries the round's number, except in the last or only round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that goes on from a finished one: its result, what it learned from, and all that it solved are taken over."""
+"""Start a run from a finished one: take over its result, its training examples, and the rollouts that it solved."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from .failures import StageFailed
 
 
 def take_over(recipe: Recipe, run: RunDirectory) -> None:
-    """The result of the earlier run as ``policy/sft``, from which RL starts, and its policy before all SFT as
-    ``policy/pretrain``. What it solved joins the verified demonstrations. Raises StageFailed."""
+    """Copy the result of the earlier run to ``policy/sft``, from which RL starts, and its policy before SFT to
+    ``policy/pretrain``. Add what it solved to the verified demonstrations. Raises StageFailed."""
     from woodshed.policy.hf import load_policy, save_policy  # imports torch, which ``refusal`` does without
 
     from .examples import load_examples, save_examples
@@ -28,20 +28,20 @@ def take_over(recipe: Recipe, run: RunDirectory) -> None:
         raise StageFailed(problem)
     for theirs, ours in (("pretrain", "pretrain"), ("final", "sft")):
         policy = load_policy(earlier.policy(theirs))
-        policy.version = 0  # of a weight chain that begins anew
+        policy.version = 0  # a new weight chain begins
         save_policy(policy, run.policy(ours))
     run.demonstrations.mkdir(exist_ok=True)
     kept, solved = verified_examples(earlier), solved_in_rl(before, earlier)
     everything = load_examples(earlier.examples()) if earlier.examples().exists() else []
     save_examples(run.examples(verified=True), [*kept, *solved])
-    save_examples(run.examples(), [*everything, *solved])  # what is looked through for held-out code
+    save_examples(run.examples(), [*everything, *solved])  # these are searched for held-out code
     note = f"{len(kept)} verified examples and {len(solved)} different rollouts that {earlier.root.name} solved"
     run.write_result_of(ADOPT, {"note": note, "seeds": sorted(_seeds(before, earlier))})
 
 
 def refusal(recipe: Recipe, earlier: RunDirectory) -> str:
-    """Why ``recipe`` cannot go on from that run and what to do; empty if it can. Raises RecipeError where the run's own
-    recipe cannot be read, and DirectoryError."""
+    """Return why ``recipe`` cannot go on from the run ``earlier``, and what to do; '' if it can. Raises RecipeError if
+    that run's recipe cannot be read, and DirectoryError."""
     if earlier.stage_result(AFTER) is None or not (earlier.policy("final") / "config.json").exists():
         return f"policy.source: {earlier.root} is not finished; finish it with `woodshed run {earlier.root}`"
     if recipe.tasks.main == "packages":

@@ -1,4 +1,4 @@
-"""Opening what rollouts need: sandbox backend, gateway client, layers, rewards, the agent."""
+"""Open the arena that rollouts need: sandbox backend, gateway client, layers, rewards, agent."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from .servers import address_of
 
 
 def open_judge(settings: RLSettings, log: Path) -> Judge | None:
-    """The judge of a run, if its recipe asks for one. Raises JudgeError where its key is missing."""
+    """Return the judge of a run, None if its recipe asks for none. Raises JudgeError if its key is missing."""
     if settings.monitors.judge == "off" or settings.judge is None:
         return None
     return Judge(settings.judge, judge_key(settings.judge), log)
 
 
 def make_agent(harness: HarnessSettings, layers: LayerStore, client: httpx.AsyncClient) -> Agent[Any]:
-    """The agent of a recipe: ``harness.program`` if it names one, else the built-in. Raises ProgramError."""
+    """Return the agent of a recipe: ``harness.program`` if it names one, else the built-in. Raises ProgramError."""
     if harness.program is not None:
         return ProgramAgent(harness, program_layers(harness.program, layers))
     return BuiltinAgent(harness, client)
@@ -49,7 +49,8 @@ def make_agent(harness: HarnessSettings, layers: LayerStore, client: httpx.Async
 async def open_arena(
     recipe: Recipe, run: RunDirectory, *, grading: GradingSettings, training: bool
 ) -> AsyncIterator[Arena]:
-    """An arena on the run's policy server; waits until the server answers. ``grading`` has the key (``with_key``)."""
+    """Yield an arena on the run's policy server, once the server is ready. ``grading`` must contain the held-out key
+    (``with_key``)."""
     layers = layer_store()
     client = pooled_client()
     agent = await asyncio.to_thread(make_agent, recipe.harness, layers, client)
@@ -87,7 +88,8 @@ async def open_arena(
 
 
 async def _ready(path: Path, seconds: float = 180.0) -> None:
-    """``seconds`` without progress of the run, whose other programs this one's parent has started."""
+    """Wait until the file ``path`` exists. Raises TimeoutError after ``seconds`` without progress of the run, measured
+    over the programs that this process's parent has started."""
     clock = IdleClock(os.getppid())
     while not path.exists():
         if clock.look() > seconds:

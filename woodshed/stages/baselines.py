@@ -1,4 +1,4 @@
-"""What RL has to beat: policies from the same demonstrations and as many rollouts, without RL."""
+"""Baselines that RL has to beat: policies from the same demonstrations and the same number of rollouts, without RL."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from .policy import fine_tune_on
 from .tasks import key_digest, load_split, with_key
 
 SAMPLE = "sample"
-"""Stage and evaluation name of the rollouts for rejection sampling."""
+"""Name of the stage and evaluation that roll out for rejection sampling."""
 
 
 def fine_tune_other(recipe: Recipe, run: RunDirectory) -> None:
-    """SFT on all demonstrations where RL starts from the verified ones, and the reverse."""
+    """SFT on all demonstrations if RL starts from the verified ones, and the reverse."""
     fine_tune_on(recipe, run, OTHER, load_examples(run.examples(verified=not recipe.learn.sft.verified)))
 
 
 def sample(recipe: Recipe, run: RunDirectory) -> None:
-    """Roll out the policy that RL starts from on RL's tasks, as often as RL does, at its temperature of 1."""
+    """Roll out the policy that RL starts from on RL's tasks, as often as RL does and at the same temperature, 1."""
     uvloop.run(_sample(recipe, run))
 
 

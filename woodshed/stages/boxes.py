@@ -18,12 +18,14 @@ def layer_store() -> LayerStore:
 
 
 def backend_of(settings: SandboxSettings, egress_log: Path | None = None, placed: Path | None = None) -> Pool:
-    """``placed``: folder that says where the box servers are that a run places (``RunDirectory.placed_boxes``)."""
+    """Open the boxes of ``settings``. ``placed``: folder with the addresses of the box servers that a run starts
+    (``RunDirectory.placed_boxes``)."""
     return open_boxes(settings, egress_log, placed)
 
 
 def check_boxes(settings: SandboxSettings) -> None:
-    """Raises SandboxError saying why no boxes can be made. Nodes of a Ray cluster are probed when they get servers."""
+    """Raise SandboxError with the reason if no boxes can be made. Nodes of a Ray cluster are probed later, when box
+    servers start there."""
     if RAY in settings.hosts:
         if find_spec("ray") is None:
             raise SandboxError(

@@ -1,8 +1,8 @@
-"""Tokenizer and pretraining text for a policy from scratch: repair of generated functions, mostly inside the protocol.
+"""Tokenizer and pretraining text for a policy from scratch: conversations that repair generated functions.
 
 Only functions of the ``sft`` split are used; the keys of RL, development and held-out tasks never appear. Nothing is
-executed here: the test output in these conversations is made up, and so are the failed attempts in some of them;
-neither is learned, only what comes after. The demonstrations of SFT are executed.
+executed here: the test output and the failed attempts in these conversations are made up, and have the loss weight
+``context_weight``, by default 0. The demonstrations of SFT, in contrast, are executed.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ def conversations(
     settings: CorpusSettings,
     tools: Collection[str],
 ) -> Iterator[Conversation]:
-    """Endless repair conversations. Only right edits are learned: pretraining teaches where and how to edit."""
+    """Yield repair conversations without end. Only correct edits have a loss weight: pretraining teaches where and how
+    to edit."""
     known: dict[str, list[Mutation]] = {}
 
     def mutated(source: str) -> Mutation | None:
@@ -163,7 +164,7 @@ def _edit(tools: Collection[str], path: str, line: int, old: str, new: str) -> M
 
 
 def library_functions(limit: int) -> Iterator[str]:
-    """Short functions (3 to 12 lines) of Python's own library, normalised, in a fixed order."""
+    """Yield short functions (3 to 12 lines) of Python's standard library, normalised, in a fixed order."""
     root = Path(sysconfig.get_paths()["stdlib"])
     skipped = {"test", "tests", "idlelib", "lib2to3", "site-packages", "turtledemo", "__pycache__", "ensurepip"}
     found = 0
@@ -188,7 +189,7 @@ def library_functions(limit: int) -> Iterator[str]:
 
 
 def _texts(conversations: list[Conversation]) -> Iterator[str]:
-    """What the tokenizer is trained on; every module name often enough to become one token."""
+    """Yield the texts on which the tokenizer is trained; every module name occurs often enough to become one token."""
     for messages, _ in conversations:
         for message in messages:
             if message.get("content"):

@@ -1,4 +1,4 @@
-"""Demonstrations: scripts play the policy's part in the real harness and sandbox; what happened becomes SFT data."""
+"""Demonstrations: scripts play the policy's part in the real harness and sandbox; the episodes become SFT data."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def demonstrate(recipe: Recipe, run: RunDirectory) -> None:
 def _hinted(
     recipe: Recipe, run: RunDirectory, demonstrations: Sequence[dict[str, Any]], chat: ChatFormat, tokenizer: Tokenizer
 ) -> list[Example]:
-    """Examples with hints; they show one reply each, so whether the episode was solved does not matter."""
+    """Return examples with hints. Each trains one reply, so it does not matter whether the episode was solved."""
     tools = ToolRegistry(recipe.harness.tools, recipe.harness).schemas()
     tasks = {task.name: task for task in _tasks(recipe, run)}
     try:
@@ -99,7 +99,7 @@ def _tasks(recipe: Recipe, run: RunDirectory) -> list[Task]:
 
 
 def ends_tested(messages: Sequence[dict[str, Any]]) -> bool:
-    """Whether the last edit of a conversation was followed by a passing test."""
+    """Return whether the last edit of a conversation was followed by a passing test."""
     names = {c["id"]: c["function"]["name"] for m in messages for c in m.get("tool_calls") or ()}
     tested = False
     for message in messages:
@@ -116,7 +116,7 @@ def _solved(played: Collection[dict[str, Any]]) -> float:
 
 
 def _counter(chat: ChatFormat, tokenizer: Tokenizer) -> Count:
-    """Counts the tokens that the gateway would render."""
+    """Return a function that counts the tokens that the gateway would render."""
     opening = len(tokenizer.encode_pieces(chat.generation()))
 
     def count(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> int:
@@ -127,9 +127,12 @@ def _counter(chat: ChatFormat, tokenizer: Tokenizer) -> Count:
 
 
 async def _play(recipe: Recipe, run: RunDirectory, count: Count) -> list[dict[str, Any]]:
-    """Every demonstration in order: ``number``, ``task``, ``resolved``, ``messages``, ``weights``, the loss weight of
-    each reply, and ``events`` where hints are shown. Each is in ``demonstrations/played.jsonl`` once it was played,
-    and is not played again."""
+    """Play the demonstrations and return them in order.
+
+    Each has ``number``, ``task``, ``resolved``, ``messages``, ``weights`` (loss weight of each reply) and ``events``
+    (empty unless hints are shown). A played demonstration is stored in ``demonstrations/played.jsonl`` and not played
+    again.
+    """
     settings = recipe.learn.demonstrations
     family = recipe.tasks.family
     tasks = _tasks(recipe, run)
@@ -167,7 +170,7 @@ async def _play(recipe: Recipe, run: RunDirectory, count: Count) -> list[dict[st
             resolved = False
             try:
                 resolved = (await grade(task, submission, backend, layers, cache=grades, settings=grading)).resolved
-            except EndlessError as error:  # of the task, or of a busy machine; what cannot be judged is not verified
+            except EndlessError as error:  # caused by the task or a busy machine; counts as not verified
                 log.warning("%s", error)
         played[number] = {
             "number": number,

@@ -1,8 +1,8 @@
 """Scripted demonstrations: imperfect on purpose, so that a policy learns to recover, and RL has something to improve.
 
 A script is a generator that yields tool calls and is sent their results. It runs through the real harness and sandbox;
-nothing is made up. ``DemonstrationSettings`` has the rates. ``fix_of`` turns the reference solution of a task into an
-edit that a tool call can make.
+nothing is made up. ``DemonstrationSettings`` has the error rates. ``fix_of`` turns the reference solution of a task
+into an edit that a tool call can make.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from .edits import edit_line_call
 class Fix:
     """One changed region of one file.
 
-    ``before`` is the whole file as the agent finds it; lines ``line`` (1-based) onwards read ``old`` and shall read
-    ``new``. ``old_unique``/``new_unique`` are the same change with as many lines around it as make ``old_unique`` occur
-    once. ``function`` is the function around it (``name`` or ``Class.name``) and ``function_line`` where it begins;
-    empty and 0 outside of functions.
+    ``before``: the whole file as the agent finds it. From line ``line`` (1-based) on, the text ``old`` is to be
+    replaced by ``new``. ``old_unique``, ``new_unique``: the same change with enough lines around it that ``old_unique``
+    occurs once in the file. ``function``: the enclosing function (``name`` or ``Class.name``), and ``function_line``:
+    its first line; '' and 0 outside of functions.
     """
 
     path: str
@@ -52,7 +52,7 @@ class Fix:
 
 
 def fix_of(task: Task) -> Fix:
-    """The fix of a task whose solution changes one region of one file. TaskError otherwise."""
+    """Return the fix of a task. Raises TaskError unless its solution changes exactly one existing file."""
     workspace, solution = task.workspace_files(), task.solution_files()
     changed = [p for p in sorted(solution) if solution[p] != workspace.get(p)]
     if len(changed) != 1 or changed[0] not in workspace:
@@ -63,7 +63,7 @@ def fix_of(task: Task) -> Fix:
     blocks = [b for b in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes() if b[0] != "equal"]
     first, last = blocks[0], blocks[-1]
     i1, i2, j1, j2 = first[1], last[2], first[3], last[4]
-    if i1 == i2:  # a pure insertion needs a line to hold on to
+    if i1 == i2:  # a pure insertion needs an existing line as its anchor
         i1, j1 = max(0, i1 - 1), max(0, j1 - 1)
     low, high = 0, 0
     while before.count("\n".join(old[i1 - low : i2 + high])) != 1 and (i1 - low > 0 or i2 + high < len(old)):
@@ -91,7 +91,7 @@ def _function_at(source: str, line: int) -> tuple[str, int]:
 
 @dataclass(frozen=True)
 class Action:
-    """A call and its loss weight in SFT."""
+    """A tool call and its loss weight in SFT."""
 
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -106,7 +106,8 @@ _TEST, _FINISH, _UNDO = Action("run_tests"), Action("finish"), Action("undo")
 def line_script(
     task: Task, rng: random.Random, settings: DemonstrationSettings, tools: Collection[str] = ("edit_line",)
 ) -> Script:
-    """For synthetic tasks and the tools ``read_file, undo, run_tests, finish`` with ``edit_line`` or ``edit_words``."""
+    """Script for synthetic tasks, with the tools ``read_file, undo, run_tests, finish`` and ``edit_line`` or
+    ``edit_words``."""
     fix = fix_of(task)
     files = sorted(p for p in task.workspace_files() if p in set(task.info.submission))
     others = [f for f in files if f != fix.path]
@@ -118,7 +119,7 @@ def line_script(
         yield Action("read_file", {"path": rng.choice(others)})
     view = Action("read_file", {"path": fix.path})
     yield view
-    if settings.decline and rng.random() < settings.decline:  # at 0 no number is drawn: other demonstrations stay
+    if settings.decline and rng.random() < settings.decline:  # at 0 no number is drawn, so demonstrations do not change
         yield _FINISH
         return
     for attempt in range(settings.max_edits):
@@ -132,7 +133,7 @@ def line_script(
             if rng.random() < settings.broken_edit:
                 text, weight = broken_line(rng, text, fix.before), 0.0
             if (line, text) == (fix.line, fix.new_line):
-                weight = 1.0  # by chance
+                weight = 1.0  # the random edit happens to be the fix
         result = yield Action(*edit_line_call(tools, fix.path, line, old, text), weight)
         if result.startswith("error"):
             if rng.random() < settings.reread:
@@ -151,18 +152,19 @@ def line_script(
 
 
 def must_search(task: Task) -> bool:
-    """Whether the instruction leaves it open which file is wrong. Raises TaskError, see ``fix_of``."""
+    """Return whether the instruction does not name the file to change. Raises TaskError, see ``fix_of``."""
     return fix_of(task).path not in task.instruction
 
 
 def package_script(
     task: Task, rng: random.Random, settings: DemonstrationSettings, view: int, *, by_line: bool = False
 ) -> Script:
-    """For real packages and the tools ``read_file, run_tests, finish``, ``edit_file`` or (``by_line``) ``edit_line``,
-    and ``grep`` where the instruction does not name the file. Raises TaskError for a fix that ``edit_line`` cannot do.
+    """Script for real packages, with the tools ``read_file, run_tests, finish``, ``edit_file`` or (``by_line``)
+    ``edit_line``, and ``grep`` if the instruction does not name the file.
 
-    It knows nothing that the policy could not know: it reads the function from its first line, ``view`` lines at a
-    time, until it has seen what it replaces; once, where the instruction quotes that.
+    The script uses nothing that the policy could not know: it reads the function from its first line, ``view`` lines at
+    a time, until it has seen the lines that it replaces; it reads only once if the instruction quotes these lines.
+    Raises TaskError for a fix that ``edit_line`` cannot make.
     """
     fix = fix_of(task)
     if by_line and "\n" in fix.old:
@@ -207,7 +209,7 @@ def package_script(
         result = yield _TEST
         if suite_passed(result) or rng.random() < settings.give_up:
             break
-        again = line == fix.line  # the next attempt is at the same place, which an edit by line overwrites
+        again = line == fix.line  # the next attempt is at the same line; an edit by line simply overwrites it
         if attempt + 1 < settings.max_edits and not (again and by_line) and (again or rng.random() < settings.undo):
             yield edit(line, new, old, 1.0)
             if rng.random() < settings.reread:
@@ -216,13 +218,13 @@ def package_script(
 
 
 def broken_line(rng: random.Random, text: str, source: str) -> str:
-    """The start of one line run into the end of another."""
+    """Return the start of ``text`` joined with the end of a random line of ``source``."""
     other = rng.choice([line for line in source.split("\n") if line.strip()])
     return text[: rng.randint(4, max(4, len(text) - 1))] + other[rng.randint(0, max(0, len(other) - 3)) :]
 
 
 def _invalid(rng: random.Random, files: list[str], fix: Fix, tools: Collection[str]) -> Action:
-    """A call that the harness answers with an error."""
+    """Return a call that the harness answers with an error."""
     choice = rng.randrange(4)
     if choice == 0:
         return _UNDO

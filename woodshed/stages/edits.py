@@ -1,4 +1,4 @@
-"""The change of one line as a call of the edit tool that a recipe has."""
+"""Express the change of one line as a call of the edit tool that the recipe has."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TOKEN = re.compile(r"\w+|\s+|[<>=!*/]+|.")
 
 
 def edit_line_call(tools: Collection[str], path: str, line: int, old: str, new: str) -> tuple[str, dict[str, Any]]:
-    """(tool, arguments) of the call that makes line number ``line``, which reads ``old``, read ``new``."""
+    """Return (tool, arguments) of the call that replaces line number ``line``, ``old``, by ``new``."""
     if "edit_words" in tools:
         before, after = differing_words(old, new) or (old.strip(), new.strip())
         return "edit_words", {"path": path, "line": line, "old": before, "new": after}
@@ -20,9 +20,9 @@ def edit_line_call(tools: Collection[str], path: str, line: int, old: str, new: 
 
 
 def differing_words(old: str, new: str) -> tuple[str, str] | None:
-    """The fewest words of ``old`` around the difference that occur once in it, and what they become.
+    """Return the fewest words of ``old`` around the difference that occur only once in it, and their replacement.
 
-    None where the lines are equal, or no such words begin and end with something else than a space or a tab.
+    None if the lines are equal, or if all such words contain a tab or begin or end with white space.
     """
     before, after = _TOKEN.findall(old), _TOKEN.findall(new)
     if before == after:

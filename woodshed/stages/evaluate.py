@@ -1,4 +1,4 @@
-"""Evaluation of the policies of a run: each at the temperature that suits it, on the same held-out tasks."""
+"""Evaluation of the policies of a run: each at its own best temperature, on the same held-out tasks."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def evaluate_rl(recipe: Recipe, run: RunDirectory) -> None:
 
 
 async def _evaluate(recipe: Recipe, run: RunDirectory, name: str) -> None:
-    """Choose the temperature on the development tasks, then run the held-out ones, and real packages as transfer."""
+    """Choose the temperature on the development tasks, then evaluate on the held-out tasks, and on real packages for
+    transfer. Raises RunFailing if a gradable task has no sample."""
     settings = recipe.evaluate
     main = draw_by_digest(load_split(run, recipe.tasks.family, "heldout"), settings.tasks)
     transfer: list[Task] = []
@@ -114,6 +115,7 @@ async def _evaluate(recipe: Recipe, run: RunDirectory, name: str) -> None:
 
 
 def _ungraded(store: TrajectoryStore, name: str) -> set[str]:
-    """Tasks of an evaluation with samples on whose other inputs the solution itself does not end."""
+    """Return the tasks of the evaluation ``name`` that cannot be graded: on the held-out inputs of one of their
+    samples, the reference solution itself does not end."""
     rows = store.rows(f"source = 'eval' AND group_id LIKE '{name}:%' AND status = '{INFRA}'")
     return {row["task"] for row in rows if row["labels"].get(FAULT) == "task"}

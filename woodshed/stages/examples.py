@@ -16,7 +16,7 @@ from woodshed.train.batch import Sequence as BatchSequence
 from woodshed.train.batch import TrainBatch, pack
 
 WINDOW = 16
-"""Batches whose sequences are sorted by length together."""
+"""Number of batches whose sequences are sorted by length together."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,8 @@ def load_examples(path: Path) -> list[Example]:
 
 
 def batches(examples: Sequence[Example], batch_tokens: int, *, seed: int, epochs: int = 1) -> Iterator[TrainBatch]:
-    """Shuffled batches of about ``batch_tokens`` tokens; the loss is the weighted mean over a batch. Deterministic."""
+    """Yield shuffled batches of about ``batch_tokens`` tokens; the loss is the weighted mean over a batch.
+    Deterministic."""
     for step, chosen in enumerate(_plan(examples, batch_tokens, seed, epochs), 1):
         total = float(sum(np.abs(examples[i].weights).sum() for i in chosen))
         rows = [BatchSequence(examples[i].tokens, {"ce": examples[i].weights}) for i in chosen]
@@ -56,13 +57,14 @@ def batches(examples: Sequence[Example], batch_tokens: int, *, seed: int, epochs
 
 
 def count_batches(examples: Sequence[Example], batch_tokens: int, *, seed: int, epochs: int = 1) -> int:
-    """How many batches ``batches`` yields, without making them."""
+    """Return the number of batches that ``batches`` yields, without making them."""
     return sum(1 for _ in _plan(examples, batch_tokens, seed, epochs))
 
 
 def _plan(examples: Sequence[Example], batch_tokens: int, seed: int, epochs: int) -> Iterator[list[int]]:
-    """Which examples form each batch: within a window of shuffled examples they are sorted by length and cut, and the
-    batches shuffled. Sequences of similar length need little padding (4 % instead of 40 % on the laptop corpus)."""
+    """Yield the indices of the examples of each batch. Within a window of shuffled examples, these are sorted by length
+    and cut into batches, which are shuffled: sequences of similar length need little padding (4 % instead of 40 % on
+    the laptop corpus)."""
     used = [i for i, example in enumerate(examples) if example.weights.any()]
     for epoch in range(epochs):
         rng = random.Random(f"batches-{seed}-{epoch}")
@@ -75,7 +77,7 @@ def _plan(examples: Sequence[Example], batch_tokens: int, seed: int, epochs: int
 
 
 def _cut(order: Sequence[int], examples: Sequence[Example], tokens: int) -> Iterator[list[int]]:
-    """Consecutive runs of at least ``tokens`` tokens; the last may be shorter."""
+    """Cut ``order`` into consecutive runs of at least ``tokens`` tokens; the last may be shorter."""
     run: list[int] = []
     held = 0
     for index in order:

@@ -1,4 +1,4 @@
-"""What a person can put right, told apart from what is worth trying again."""
+"""Errors that only a person can fix, as opposed to errors that are worth a retry."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ HOPELESS = (
     StageFailed, RecipeError, TaskError, PackageError, OutOfTasks, DirectoryError, ProgramError, ProgramFailed,
     RewardError, RunFailing, RunPaused, ConservationError, LedgerError, HintError,
 )  # fmt: skip
-"""Errors of a stage whose message is all there is to say."""
+"""Errors of a stage for which a retry is useless; only their message is shown, without a traceback."""
 
 
 def disk_problem(folder: Path, symptom: str = "") -> str | None:
-    """What to do about a full disk, if that is what is wrong with ``folder``; ``symptom`` is an error text."""
+    """Return what to do if the disk of ``folder`` is full or the error text ``symptom`` says so; else None."""
     disk = os.statvfs(next(p for p in (folder, *folder.parents) if p.exists()))
     free = disk.f_bavail * disk.f_frsize
     no_inodes = disk.f_files > 0 and disk.f_favail == 0

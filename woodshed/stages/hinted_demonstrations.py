@@ -1,10 +1,11 @@
-"""Demonstrations of what a hint means: in place of a rejected call stands the hint, then what should have been done.
+"""Demonstrations of what a hint means: a rejected call is replaced by the hint and the call that should have been made.
 
 A policy from scratch has never seen a hint, so a teacher that reads one would not differ from the student. Only replies
-whose calls were all rejected are replaced: they changed nothing, so what followed fits without them.
+whose calls were all rejected are replaced: they changed nothing, so the following replies are still valid without them.
 
-A rejected edit is replaced by the next accepted edit. Scripts read the file again before it; if that call stood there,
-a hint would mean "read the file". A file that was not read before the rejected edit is read first.
+A rejected edit is replaced by the next accepted edit. Scripts read the file again in between; if this read were used, a
+policy would learn that a hint means "read the file". Only if the file had not been read before the rejected edit is
+the reply that follows it used.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from .render import render_conversation
 
 
 class HintedDemonstrations:
-    """Makes examples with hints from demonstrations. Raises ValueError where the chat format cannot show a hint."""
+    """Makes examples with hints from demonstrations. Raises ValueError if the chat format cannot show a hint."""
 
     def __init__(
         self,
@@ -44,8 +45,11 @@ class HintedDemonstrations:
         self.hinter = Hinter(counted, tasks, tools=usages(chat, schemas))
 
     def examples(self, played: Mapping[str, Any], share: float, rng: random.Random) -> list[Example]:
-        """Examples of one demonstration (``task``, ``messages``, ``weights`` of replies, ``events``): each ends with
-        the reply after the hint, whose tokens alone weigh."""
+        """Return examples of one demonstration. Each ends with the reply after the hint; only its tokens have a weight.
+
+        ``played``: ``task``, ``messages``, ``weights`` (of replies) and ``events``, see ``demonstrations._play``.
+        ``share``: share of the possible examples to make.
+        """
         messages, events = played["messages"], [ToolEvent(**event) for event in played["events"]]
         run = Trajectory("", played["task"], "", "train", "", "", "submitted", messages=messages, events=events)
         replies = replies_of(run)
@@ -73,7 +77,7 @@ class HintedDemonstrations:
 
 
 def _instead(number: int, replies: Sequence[Reply], events: Sequence[ToolEvent]) -> int | None:
-    """Number of the reply that replaces the rejected reply ``number``; None if there is none."""
+    """Return the number of the reply that replaces the rejected reply ``number``; None if there is none."""
     following = number + 1 if number + 1 < len(replies) else None
     if not any(events[index].name in EDITS for index in replies[number].events):
         return following

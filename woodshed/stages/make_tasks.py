@@ -1,4 +1,4 @@
-"""Make the tasks of a run (synthetic, real packages, a source of the user's own), each through its gates."""
+"""Make the tasks of a run (synthetic, real packages, or a source of the user's own) and check them with the gates."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ def make_synthetic(recipe: Recipe, run: RunDirectory) -> None:
 
 
 def make_custom(recipe: Recipe, run: RunDirectory) -> None:
-    """Draw the tasks of ``"module:function"`` and put every one through every gate; StageFailed where one fails."""
+    """Draw the tasks of the source ``"module:function"`` and check each with every gate. Raises StageFailed if one
+    fails."""
     source, settings = recipe.tasks.main, recipe.tasks.custom
     counts = {"train": settings.train, "heldout": settings.heldout}
     if len(recipe.evaluate.temperatures) > 1:
@@ -153,8 +154,9 @@ def make_packages(recipe: Recipe, run: RunDirectory) -> None:
 
 
 def is_for_development(task: Task) -> bool:
-    """Whether settings are chosen on a training task of a real package, and nothing is trained on it: an eighth of
-    them, by the function that the task is about, so that no two tasks of one function fall on both sides."""
+    """Return whether a training task of a real package is used for development (choice of settings) instead of
+    training: an eighth of them, chosen by the function that the task is about, so that all tasks of a function are on
+    the same side."""
     key = task.info.key or task.name
     return hashlib.sha256(f"dev:{key}".encode()).digest()[0] < 32
 

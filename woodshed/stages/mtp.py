@@ -1,6 +1,6 @@
-"""The multi-token-prediction head: distilled from the policy itself, on the conversations that SFT learned from.
+"""The multi-token-prediction (MTP) head: distilled from the policy itself, on the conversations of SFT.
 
-A checkpoint a minute; a process that was killed continues from the last one.
+A checkpoint is written every minute; a process that was killed continues from the last one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .policy import device_of
 
 
 def distill_head(recipe: Recipe, run: RunDirectory) -> None:
-    """``policy/sft`` gets its ``mtp.safetensors``."""
+    """Distil the MTP head of ``policy/sft`` and write it to ``mtp.safetensors`` there."""
     settings = recipe.learn.mtp
     policy = load_policy(run.policy("sft"), device=device_of(recipe), dtype=torch.float32)
     policy.decoder.requires_grad_(False)
@@ -75,7 +75,7 @@ def _forever(examples: list[Example], settings: MtpSettings, seed: int) -> Itera
 def distill_batch(
     decoder: Decoder, head: MtpHead, batch: TrainBatch, settings: MtpSettings, microbatch_tokens: int
 ) -> tuple[float, float]:
-    """One batch's gradient on the head; (loss, agreement)."""
+    """Add one batch's gradient to the head's ``.grad``; return (loss, agreement), see ``train.mtp.distill``."""
     weights_N = (batch.weights["ce"] > 0).astype(np.float32)
     lengths = np.diff(batch.offsets)
     denominator = float(weights_N.sum())
@@ -95,7 +95,8 @@ def distill_batch(
 
 
 def _padded(batch: TrainBatch, weights_N: np.ndarray, rows: np.ndarray, width: int) -> tuple[Tensor, Tensor]:
-    """Tokens int64 and weights float32 ``[B, T]``; the weight of token t + 1 stands at t, where it is predicted."""
+    """Return tokens int64 and weights float32, both ``[B, T]``; the weight of token t + 1 is at t, where it is
+    predicted."""
     tokens, weights = np.zeros((len(rows), width), np.int64), np.zeros((len(rows), width), np.float32)
     for i, row in enumerate(rows):
         start, end = batch.offsets[row], batch.offsets[row + 1]

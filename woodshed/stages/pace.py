@@ -1,4 +1,4 @@
-"""How fast samples come, and how often to say so."""
+"""Rate of samples, and the interval at which progress is reported."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 class Every:
-    """Called often, true once ``seconds`` have passed since it was made or last true."""
+    """Timer: a call returns True if ``seconds`` have passed since the last True, or since the timer was made."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic):
         self._seconds, self._clock = seconds, clock
@@ -29,8 +29,8 @@ class Pace:
         self._marks: deque[tuple[float, int]] = deque()
 
     def at(self, done: int) -> str:
-        """The pace in words, ``done`` samples being there now; empty when nothing is known yet: at the first call
-        and when ``done`` falls, which begins another count."""
+        """Return the pace as text, with ``done`` samples finished by now; '' at the first call and when ``done`` falls,
+        which begins another count."""
         now = self._clock()
         if self._marks and done < self._marks[-1][1]:
             self._marks.clear()  # another count has begun

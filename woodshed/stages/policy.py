@@ -1,4 +1,4 @@
-"""Pretraining, conversion of a pretrained policy, SFT, and the export of what RL arrived at."""
+"""Pretraining, conversion of a pretrained policy, SFT, and the export of RL's result."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .supervised import train_on
 
 
 def device_of(recipe: Recipe) -> torch.device:
-    """The device that the recipe names. Raises StageFailed."""
+    """Return the device that the recipe names. Raises StageFailed if it is not available."""
     try:
         return resolve(recipe.policy.device)
     except ValueError as error:
@@ -54,7 +54,7 @@ def pretrain(recipe: Recipe, run: RunDirectory) -> None:
 
 
 def convert(recipe: Recipe, run: RunDirectory) -> None:
-    """A pretrained policy as ``policy/pretrain``: from a package, or a Hugging Face directory."""
+    """Convert a pretrained policy, from a package or a Hugging Face directory, to ``policy/pretrain``."""
     run.write_progress("convert", 0, 0, "loading weights")
     source = recipe.policy.source
     if source == "smollm2":
@@ -89,10 +89,9 @@ def fine_tune_on(
     result: str | None = None,
     version: int = 0,
 ) -> None:
-    """SFT from the pretrained policy on ``examples``, as the stage ``name``. Written to ``policy/RESULT``,
-    by default ``policy/NAME``, as ``version`` of the policy.
+    """SFT of the pretrained policy on ``examples``, as the stage ``name``. Raises StageFailed without examples.
 
-    Raises StageFailed without examples.
+    The policy is saved as ``policy/RESULT`` (``result``, by default ``name``) with the version number ``version``.
     """
     if not examples:
         raise StageFailed(
@@ -124,7 +123,8 @@ def fine_tune_on(
 
 
 def export_head(run: RunDirectory, chain: str, name: str) -> int:
-    """The head of the weight chain as ``policy/NAME``, in Hugging Face layout; its version comes back."""
+    """Save the newest version of the weight chain as ``policy/NAME`` in Hugging Face layout; return its number. Raises
+    FileNotFoundError if nothing was published."""
     newest = Follower(chain).poll()
     if newest is None:
         raise FileNotFoundError(f"{chain} has no published version; the trainer never started")

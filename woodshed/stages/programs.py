@@ -1,4 +1,5 @@
-"""What a recipe's ``harness.program`` needs in its box: Python wheels or a folder, as a layer at ``/opt/harness``."""
+"""Files that a recipe's ``harness.program`` needs in its box: Python wheels or a folder, as a layer at
+``/opt/harness``."""
 
 from __future__ import annotations
 
@@ -26,9 +27,9 @@ class ProgramError(Exception):
 
 
 def program_layers(program: ProgramSettings, layers: LayerStore) -> tuple[Path, ...]:
-    """The layers of a program, lowest first. Raises ProgramError.
+    """Return the layers of a program, lowest first. Raises ProgramError.
 
-    Packages are fetched once for the same requirements, so that all runs with them have the same program.
+    Packages are fetched once per set of requirements, so that all runs with these requirements have the same program.
     """
     if program.folder is not None:
         return (_of_folder(program.folder, layers),)
@@ -46,7 +47,7 @@ def _of_folder(folder: Path, layers: LayerStore) -> Path:
 
 
 def _asked(package: str) -> str:
-    """A requirement as it is remembered: a wheel on this disk by what is in it."""
+    """Return the cache key of a requirement: the digest of a local wheel's content, else the requirement itself."""
     path = Path(package)
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else package
 
@@ -61,7 +62,7 @@ def _of_packages(packages: tuple[str, ...], layers: LayerStore) -> Path:
 
     def fill(root: Path) -> None:
         target = root / PLACE.lstrip("/")
-        # Wheels only: pip unpacks them and runs none of their code.
+        # Only wheels: pip unpacks them without running any of their code.
         command = [
             sys.executable,
             "-m",
@@ -85,7 +86,7 @@ def _of_packages(packages: tuple[str, ...], layers: LayerStore) -> Path:
             if script.is_file():
                 script.write_bytes(_INTERPRETER.sub(_START.encode(), script.read_bytes(), count=1))
                 script.chmod(0o755)
-        # Equal packages are to be equal bytes, so by no time stamp; a box cannot write to its layers.
+        # Hash-based .pyc files have no time stamp, so equal packages give equal bytes. Unchecked: layers are read-only.
         mode = PycInvalidationMode.UNCHECKED_HASH
         compileall.compile_dir(str(target), ddir=PLACE, quiet=2, workers=1, invalidation_mode=mode)
 

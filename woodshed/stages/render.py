@@ -1,4 +1,4 @@
-"""Conversations as tokens for supervised learning, rendered exactly as the gateway would have."""
+"""Render conversations to tokens for supervised learning, exactly as the gateway would."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ def render_conversation(
     tokenizer: Tokenizer,
     reply_weights: Sequence[float] | None = None,
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """(tokens int32 ``[T]``, weights float32 ``[T]``): what the policy itself would have sampled, stop tokens included,
-    weighs 1, or its reply's entry of ``reply_weights``; the rest 0. ValueError if there is not one entry per reply."""
+    """Return (tokens int32 ``[T]``, loss weights float32 ``[T]``).
+
+    Tokens that the policy itself would have sampled, including stop tokens, have weight 1, or their reply's entry of
+    ``reply_weights``; all others 0. Raises ValueError if ``reply_weights`` does not have one entry per reply.
+    """
     rest = list(messages)
     system = text_content(rest.pop(0)) if rest and rest[0].get("role") == "system" else None
     tokens = tokenizer.encode_pieces(chat.open(tools, system))
@@ -45,7 +48,7 @@ def render_conversation(
 
 
 def _after(pieces: Sequence[Piece], opening: Sequence[Piece]) -> list[Piece]:
-    """What follows ``opening`` in ``pieces``; ValueError where they do not begin with it."""
+    """Return the rest of ``pieces`` after ``opening``. Raises ValueError if they do not begin with it."""
     rest = list(pieces)
     for piece in opening:
         if not rest or rest[0].special != piece.special or not rest[0].text.startswith(piece.text):
@@ -56,7 +59,7 @@ def _after(pieces: Sequence[Piece], opening: Sequence[Piece]) -> list[Piece]:
 
 
 def chat_format(settings: PolicySettings, run: RunDirectory) -> ChatFormat:
-    """The run's chat format. That of a pretrained policy is decided when it is converted, so this comes after that."""
+    """Return the run's chat format. That of a pretrained policy is only known after its conversion."""
     if settings.source != "scratch":
         from woodshed.policy.hf import stored_format  # imports torch, which stages without a network do not need
 

@@ -1,4 +1,4 @@
-"""The rollout side of RL: dispatch, grade, batch; then the export of what it arrived at."""
+"""The rollout side of RL: dispatch, grade and batch rollouts, then export the resulting policy."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ from .tasks import key_digest, load_split, task_folder, with_key
 
 
 def reinforce(recipe: Recipe, run: RunDirectory, number: int | None = None) -> None:
-    """All steps of RL, or those of one round."""
+    """Run all steps of RL, or those of the round ``number``."""
     uvloop.run(_reinforce(recipe, run, round_of(recipe, number)))
 
 
 @cache
 def _grammars(run: RunDirectory) -> Grammars:
-    """Of the vocabulary that the policy samples from; torch is imported only where a grammar was used."""
+    """Return the grammars for the policy's vocabulary. Called only if a grammar was used, because it imports torch."""
     from woodshed.policy.hf import load_chat
 
     return Grammars(load_chat(run.policy("sft"))[1])
 
 
 def _hinter(recipe: Recipe, run: RunDirectory, tasks: Mapping[str, Task]) -> Hinter:
-    """Raises StageFailed where the policy's chat format cannot show a hint."""
+    """Return the hinter of a run. Raises StageFailed if the policy's chat format cannot show a hint."""
     settings = recipe.rl.hints
     if not settings.weight:
         return Hinter(settings, tasks)
@@ -98,7 +98,7 @@ async def _reinforce(recipe: Recipe, run: RunDirectory, current: Round) -> None:
 
     history = History(algorithm, groups_of, left_out)
     tasks = load_split(run, recipe.tasks.family, "train")
-    by_name = {task.name: task for task in tasks}  # tasks that are made during the run are added
+    by_name = {task.name: task for task in tasks}  # tasks made during the run are added
     hints = _hinter(recipe, run, by_name)
 
     def build(groups: list[list[Trajectory]], step: int) -> tuple[TrainBatch, dict[str, Any]]:
@@ -120,7 +120,7 @@ async def _reinforce(recipe: Recipe, run: RunDirectory, current: Round) -> None:
         statistics = {**asdict(counts), **describe(groups), **measure(groups, step), "boxes": boxes()}
         note = f"batch {step}: pass rate {statistics['pass_rate']:.2f}, best of group {statistics['best_of_group']:.2f}"
         speed = pace.at(step * settings.groups_per_step * settings.group_size)
-        # What is trained counts as done: with a large policy a step of the trainer takes longer than its rollouts.
+        # Progress counts trained steps: with a large policy a step of the trainer takes longer than its rollouts.
         run.write_progress(stage, head(), settings.steps, f"{note}  {speed}; {_last_action(groups)}")
         return batch, statistics
 
@@ -199,7 +199,9 @@ async def _reinforce(recipe: Recipe, run: RunDirectory, current: Round) -> None:
 
 
 def describe(groups: Sequence[Sequence[Trajectory]]) -> dict[str, Any]:
-    """What the rollouts of a batch did: pass rate and best of group (without forks), mean effort, statuses."""
+    """Return statistics of the rollouts of a batch: pass rate and best of group (both without forks), pass rate of
+    forks, mean effort, number of rollouts per status, findings of the monitors and verdicts of the judge, mean
+    duration."""
     everyone = [t for group in groups for t in group]
     ended = [t for t in everyone if t.status != INFRA]
     graded = [[t for t in roots(group) if t.status != INFRA] for group in groups]

@@ -1,4 +1,4 @@
-"""The endpoint that plays a script in the policy's place, and its summaries where the context becomes too long."""
+"""Chat endpoint that plays a script in the policy's place, and writes summaries when the context becomes too long."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from woodshed.rollout.attempts import suite_passed
 from .demonstrator import Action, Script
 
 Count = Callable[[Sequence[Message], Sequence[dict[str, Any]]], int]
-"""Number of tokens of messages and tools, with the generation prompt of the next reply unless that is the last one."""
+"""Returns the number of tokens of messages and tools, including the generation prompt of the next reply unless the last
+message is a reply."""
 
 SUMMARY = "Your summary of the work so far:\n"
-"""What stands before the summary in the first message of the next context (``harness/prompt.py``)."""
+"""Text before the summary in the first message of the next context (``harness/prompt.py``)."""
 
 
 PLAN = "\nnext edit "
-"""A summary ends with this and the next edit, written like the edit's call."""
+"""A summary with a plan ends with this text and the next edit, written like the edit's call."""
 
 
 class ScriptedEndpoint:
     """A chat endpoint whose replies come from a script.
 
     ``count`` gives replies the token counts of a real server; without it they are 0, and no summary is ever requested.
-    Asked for a summary (``request``), it writes ``scripted_summary``, and if ``plans()`` the edit that comes next.
-    After a summary without a plan the first call repeats the script's last ``read_file``.
+    To a request for a summary (the text ``request``) the reply is ``scripted_summary``, followed by the next edit if
+    ``plans()`` is true. After a summary without a plan, the first call repeats the script's last ``read_file``.
     """
 
     def __init__(
@@ -45,11 +46,11 @@ class ScriptedEndpoint:
         self._count = count
         self._plans = plans
         self._ahead: Action | None = None
-        """Taken from the script for a summary, and not called yet."""
+        """Next action, taken from the script for a plan and not called yet."""
         self._planned = False
         self._turn = 0
         self._pending: str | None = None
-        """Result for the script that arrived before a summary."""
+        """Result that arrived before a summary and was not sent to the script yet."""
         self._action: Action | None = None
         self._last_read: Action | None = None
         self.weights: list[float] = []
@@ -79,7 +80,7 @@ class ScriptedEndpoint:
         if self._pending is not None and len(messages) <= 2 and again is not None:
             return self._reply(messages, tools, self._call(again), "tool_calls")
         if self._pending is not None:
-            # the result of the repeated read is newer than that of the last call, if that was a read too
+            # if the last call was this read, the result of the repeated read is newer
             reread = again is not None and self._action is again
             last, self._pending = (last if reread else self._pending), None
         action, self._ahead = self._ahead or self._next(last), None
@@ -92,7 +93,7 @@ class ScriptedEndpoint:
         return self._reply(messages, tools, self._call(action), "tool_calls")
 
     def _next(self, result: str | None) -> Action | None:
-        """The script's next call after this result; None at its end."""
+        """Send ``result`` to the script and return its next action; None at its end."""
         try:
             return next(self._script) if self._action is None else self._script.send(result or "")
         except StopIteration:
@@ -115,10 +116,10 @@ class ScriptedEndpoint:
 
 
 def scripted_summary(messages: Sequence[Message]) -> str:
-    """A summary of one context: the file, each edit that was tried with what became of it, and the last test result.
+    """Return a summary of one context: the files read, each tried edit with its outcome, and the last test result.
 
-    ``messages`` are those of the context, whose first user message may hold an earlier summary. The lines of that are
-    kept, apart from its test result and plan.
+    ``messages``: those of the context, whose first user message may hold an earlier summary. The lines of the earlier
+    summary are kept, without its test result and plan.
     """
     given = next(str(m.get("content") or "") for m in messages if m["role"] == "user")
     earlier = given.partition(SUMMARY)[2].partition(PLAN)[0]
@@ -146,14 +147,14 @@ def scripted_summary(messages: Sequence[Message]) -> str:
 
 
 def _plan(arguments: dict[str, Any]) -> str:
-    """The edit that comes next, in the words of its call; empty for other calls."""
+    """Return the plan for the next edit, written like its call; '' for other calls."""
     if "text" not in arguments:
         return ""
     return PLAN.lstrip("\n") + f"{arguments['path']}\n{arguments['line']}{arguments['text']}"
 
 
 def _tried(arguments: dict[str, Any]) -> str | None:
-    """The place and the new text of an edit; None for other calls."""
+    """Return the line number (if any) and the new text of an edit; None for other calls."""
     if "text" in arguments:
         return f"line {arguments.get('line')}: {str(arguments['text']).strip()}"
     if "new_string" in arguments:
@@ -164,8 +165,8 @@ def _tried(arguments: dict[str, Any]) -> str | None:
 def contexts(
     messages: Sequence[Message], weights: Sequence[float], request: str
 ) -> list[tuple[list[Message], list[float]]]:
-    """The conversation of each context of an episode with the loss weights of its replies. A context ends with the
-    reply to ``request``."""
+    """Split an episode into its contexts: the messages of each, and the loss weights of its replies. A context ends
+    with the reply to ``request``."""
     found: list[tuple[list[Message], list[float]]] = [([], [])]
     each = iter(weights)
     asked = False

@@ -1,4 +1,4 @@
-"""The programs that sample: the policy server, and its engines where there are several."""
+"""The programs that sample: the policy server, and its engines if there are several."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ RESTARTS = 20
 
 
 def server_programs(recipe: Recipe, run: RunDirectory, policy: Path, *, weights: str | None = None) -> list[Program]:
-    """The policy server on a free port that restarts keep, after its engines if it has any beside it.
+    """Return the programs to start: the engines, if there are several, then the policy server.
 
-    ``weights``: address of the chain that it follows, in RL.
-
-    Where it listens is in ``server/address.json``. In RL its journal is kept, since rollouts go on from it; otherwise
-    episodes of an earlier start are run again.
+    ``weights``: in RL, address of the weight chain that the server follows. The server gets a free port, which stays
+    the same across its restarts; its address is written to ``server/address.json``. In RL its journal is kept, since
+    rollouts resume from it; otherwise it is deleted, and episodes of an earlier start are run again.
     """
     folder = run.root / "server"
     admin = key_file(folder / "admin.key")
@@ -67,22 +66,22 @@ def server_programs(recipe: Recipe, run: RunDirectory, policy: Path, *, weights:
 
 
 def address_of(run: RunDirectory) -> tuple[str, str]:
-    """URL and admin key of the policy server whose folder this is."""
+    """Return URL and admin key of the policy server of ``run``."""
     address = json.loads((run.root / "server" / "address.json").read_text())
     return address["url"], Path(address["admin_key_file"]).read_text().strip()
 
 
 def cores() -> int:
-    """Processors that this process may use, and no more than ``OMP_NUM_THREADS`` where somebody set it: beside other
-    work, threads that wait actively for each other cost far more than they gain."""
+    """Return the number of processors that this process may use, at most ``OMP_NUM_THREADS`` if that is set: on a
+    machine with other work, threads that spin while waiting for each other cost far more than they gain."""
     available = len(os.sched_getaffinity(0))
     given = os.environ.get("OMP_NUM_THREADS", "")
     return max(1, min(available, int(given))) if given.isdigit() else available
 
 
 def server_threads(recipe: Recipe, *, training: bool) -> int:
-    """A tiny network gains little from a second thread, and leaves that core to the sandboxes. A larger one gets every
-    core, or half of them where the trainer runs beside it."""
+    """Return the number of threads of the server. A tiny network gains little from a second thread, so it gets one and
+    leaves the cores to the sandboxes. A larger one gets every core, or half of them if the trainer runs too."""
     return 1 if first_source(recipe) == "scratch" else max(1, cores() // 2) if training else cores()
 
 
@@ -101,8 +100,11 @@ def _program(
 
 
 def threads_of(number: int, *, alone: bool = False) -> dict[str, str]:
-    """Threads of one process. Torch processes that spin on the same cores slow each other to a crawl, so only one that
-    runs ``alone`` waits actively, and for microseconds: libgomp's own hundredfold is no faster on an idle machine and
-    half as fast on a busy one (benchmarks/threads.py)."""
+    """Return the environment variables that set the number of threads of one process.
+
+    Torch processes that spin on the same cores slow each other to a crawl, so only a process that runs ``alone`` spins,
+    and for microseconds: libgomp's default, a hundred times as long, is no faster on an idle machine and half as fast
+    on a busy one (benchmarks/threads.py).
+    """
     threads = {"OMP_NUM_THREADS": str(number), "MKL_NUM_THREADS": str(number)}
     return threads | ({"GOMP_SPINCOUNT": "3000"} if alone else {"OMP_WAIT_POLICY": "passive"})

@@ -1,4 +1,4 @@
-"""SFT on solved rollouts: of RL, for its result, and of rejection sampling, which RL is compared with."""
+"""SFT on solved rollouts: on those of RL, for its final policy, and on those of rejection sampling, as a baseline."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from .policy import fine_tune_on
 
 
 def fine_tune_on_rl(recipe: Recipe, run: RunDirectory, number: int | None = None) -> None:
-    """SFT on the verified demonstrations and every different training rollout that was solved, as ``policy/final``, or
-    as the policy that ends the round ``number`` of RL. RL's own policy is the result where nothing was solved."""
+    """SFT on the verified demonstrations and all distinct solved training rollouts. The result is ``policy/final``, or
+    the policy that ends the round ``number`` of RL. If nothing was solved, it is RL's own policy."""
     current = round_of(recipe, number)
     kept = solved_in_rl(recipe, run)
     if kept:
@@ -38,25 +38,25 @@ def fine_tune_on_rl(recipe: Recipe, run: RunDirectory, number: int | None = None
 
 
 def fine_tune_on_samples(recipe: Recipe, run: RunDirectory) -> None:
-    """SFT on the verified demonstrations and every different solved rollout of the stage ``sample``."""
+    """SFT on the verified demonstrations and all distinct solved rollouts of the stage ``sample``."""
     kept = _solved(recipe, run, f"source = 'eval' AND group_id LIKE '{SAMPLE}:%'")
     fine_tune_on(recipe, run, REJECTION, [*verified_examples(run), *kept])
 
 
 def verified_examples(run: RunDirectory) -> list[Example]:
-    """The verified demonstrations, and what earlier runs solved if this one goes on from them."""
+    """Return the verified demonstrations, and what earlier runs solved if this run goes on from one."""
     path = run.examples(verified=True)
     return load_examples(path) if path.exists() else []
 
 
 def solved_in_rl(recipe: Recipe, run: RunDirectory) -> list[Example]:
-    """Every different training rollout that was solved."""
+    """Return examples of all distinct solved training rollouts."""
     return _solved(recipe, run, "source = 'train'")
 
 
 def _solved(recipe: Recipe, run: RunDirectory, where: str) -> list[Example]:
-    """Examples of the solved rollouts among those that ``where``, SQL over the index of trajectories, selects; without
-    those that RL would quarantine or not pay for what its monitors found."""
+    """Return examples of the solved rollouts that ``where`` (SQL condition on the index of trajectories) selects,
+    without those that the monitors of RL would quarantine or fail."""
     refused = recipe.rl.monitors.treated("quarantine", "fail")
     store = TrajectoryStore(run.trajectories)
     try:
@@ -69,8 +69,9 @@ def _solved(recipe: Recipe, run: RunDirectory, where: str) -> list[Example]:
 
 
 def different(trajectories: Iterable[Trajectory], max_tokens: int, wasted: float) -> list[Example]:
-    """Their segments, each sequence of tokens once. Sampled tokens weigh 1, those of replies that only made wasted
-    calls (``rollout.attempts.wasted_calls``) weigh ``wasted``."""
+    """Return the segments of the trajectories as examples, each distinct token sequence once. Sampled tokens have
+    weight 1, those of replies that only made wasted calls (``rollout.attempts.wasted_calls``) have weight
+    ``wasted``."""
     found: dict[bytes, Example] = {}
     for trajectory in trajectories:
         for segment, weights in zip(trajectory.segments, weights_of(trajectory, wasted), strict=True):
@@ -81,8 +82,8 @@ def different(trajectories: Iterable[Trajectory], max_tokens: int, wasted: float
 
 
 def weights_of(trajectory: Trajectory, wasted: float) -> list[NDArray[np.float32]]:
-    """The loss weight of each token, by segment. All sampled tokens weigh 1 where it is unclear which reply made which
-    call (an agent that runs in the box)."""
+    """Return the loss weight of each token, by segment. All sampled tokens have weight 1 if it is unclear which reply
+    made which call (an agent that runs in the box)."""
     weights = [segment.sampled.astype(np.float32) for segment in trajectory.segments]
     try:
         replies, places = replies_of(trajectory), places_of(trajectory)

@@ -1,6 +1,7 @@
 """Pretraining and SFT: the same loop over examples with loss weights.
 
-A checkpoint a minute; a process that was killed continues from the last one, to bitwise the same weights.
+A checkpoint is written every minute; a process that was killed continues from the last one, to bitwise the same
+weights.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ def supervised_settings(
     recompute: bool = False,
     products: Literal["float32", "bfloat16"] = "float32",
 ) -> TrainSettings:
-    """Muon for the matrices (AdamW for all where ``matrix_lr`` is 0), linear to ``floor`` times the peak."""
+    """Return settings with Muon for the matrices (AdamW for everything if ``matrix_lr`` is 0) and a learning rate that
+    falls linearly to ``floor`` times the peak."""
     kind = "muon" if matrix_lr else "adamw"
     optimizer = OptimizerSettings.model_validate({"kind": kind, "lr": other_lr, "muon_lr": matrix_lr or 0.02})
     schedule = ScheduleSettings(kind="linear", warmup_steps=min(10, steps // 4), total_steps=max(2, steps), floor=floor)
@@ -68,10 +70,10 @@ def train_on(
     checkpoint_seconds: float = 60.0,
     progress_seconds: float = 1.0,
 ) -> dict[str, float]:
-    """Train in place; ``progress`` gets (step, steps, smoothed loss). Loss and speed of the run come back.
+    """Train ``decoder`` in place; return number of steps, smoothed loss, tokens, and tokens per second.
 
-    ``checkpoints`` is a folder of this loop's own: it is continued from where it holds something, and is gone at the
-    end.
+    ``progress`` is called with (step, steps, smoothed loss). ``checkpoints``: folder for this function alone; training
+    continues from a checkpoint in it, and the folder is deleted at the end.
     """
     steps = count_batches(examples, batch_tokens, seed=seed, epochs=epochs)
     settings = supervised_settings(

@@ -1,6 +1,6 @@
 """The tasks of a run: its task directories, the check of training data against held-out tasks, and the held-out key.
 
-Graders draw further inputs to tests with a secret key per run, which lies in the run directory and survives a resume.
+Graders draw held-out test inputs with a secret key per run, which is stored in the run directory and survives a resume.
 The procedure is public, so without a secret a policy that trains long enough could learn the answers. Only the grading
 processes on this host read the key; records hold its digest.
 """
@@ -29,15 +29,15 @@ def task_folder(run: RunDirectory, family: str, split: str) -> Path:
 
 
 def built_tasks(folder: str) -> tuple[list[Task], str]:
-    """The tasks of a folder that ``woodshed tasks build`` made, by name, and what was left out: those that
-    ``woodshed tasks refresh`` took out of use. TaskError where one is damaged."""
+    """Return the tasks of a folder made by ``woodshed tasks build``, sorted by name, and a note on those left out
+    because ``woodshed tasks refresh`` took them out of use ('' if none). Raises TaskError if a task is damaged."""
     found, left = in_use(Task.load(path.absolute()) for path in task_folders([Path(folder)]))
     said = ", ".join(f"{count} {status}" for status, count in sorted(left.items()))
     return sorted(found, key=lambda task: task.name), f"{said} left out" if said else ""
 
 
 def load_split(run: RunDirectory, family: str, split: str) -> list[Task]:
-    """All tasks of a split by name; TaskError if there are none."""
+    """Return all tasks of a split, sorted by folder name. Raises TaskError if there are none."""
     folder = task_folder(run, family, split)
     tasks = [Task.load(path.parent) for path in sorted(folder.glob("*/task.toml"))]
     if not tasks:
@@ -46,9 +46,9 @@ def load_split(run: RunDirectory, family: str, split: str) -> list[Task]:
 
 
 def check_training_data(run: RunDirectory) -> int:
-    """How many held-out repositories were looked for in the corpus and in the demonstrations.
+    """Search the corpus and the demonstrations for code of held-out repositories; return the number of repositories.
 
-    Raises StageFailed, naming repository, function and file, where code of one is in them.
+    Raises StageFailed, naming repository, function and file, if code of one is found.
     """
     splits = [run.tasks(f"packages-{split}") for split in ("train", "heldout")]
     folders = [path.parent for split in splits for path in split.glob("*/task.toml")]
@@ -82,9 +82,9 @@ _FILE = "held_out.key"
 
 
 def settle_key(settings: GradingSettings, folder: Path) -> None:
-    """Put the key of a run into its folder: the explicit one, else one drawn for it.
+    """Write the key of a run into its folder, unless it has one: the explicit key if one is set, else a random one.
 
-    Raises DirectoryError where the folder has another one than the explicit one: rewards would change in the middle.
+    Raises DirectoryError if the folder has another key than the explicit one: rewards would change in mid-run.
     """
     stated = _stated(settings)
     kept = with_key(settings, folder).held_out_key
@@ -96,7 +96,8 @@ def settle_key(settings: GradingSettings, folder: Path) -> None:
 
 
 def with_key(settings: GradingSettings, folder: Path) -> GradingSettings:
-    """``settings`` with the key of ``folder``, which gets one where it has none. DirectoryError if it is damaged."""
+    """Return ``settings`` with the key of ``folder``, which gets one if it has none. Raises DirectoryError if the key
+    file is empty."""
     path = key_file(folder / _FILE, _stated(settings))
     kept = path.read_text("utf-8").strip()
     if not kept:
@@ -109,5 +110,5 @@ def _stated(settings: GradingSettings) -> str:
 
 
 def key_digest(settings: GradingSettings) -> str:
-    """What records show of a key: whether two evaluations were graded on the same inputs."""
+    """Return the digest of the key for records; it shows whether two evaluations were graded on the same inputs."""
     return hashlib.sha256(settings.held_out_key.encode()).hexdigest()[:12]

@@ -19,7 +19,7 @@ class Change:
 
 
 def change_of(task: Task) -> Change:
-    """The change that the reference solution makes. A file that is not text counts as one changed line."""
+    """Return the change that the reference solution makes. A file that is not text counts as one changed line."""
     files, parts, lines = [], [], 0
     for path, gold in task.solution_files().items():
         place = task.workspace / path
@@ -40,8 +40,8 @@ def change_of(task: Task) -> Change:
 
 
 def generator_of(task: Task) -> str:
-    """How the task was made: ``bug`` (one changed line), ``deletion`` (one body removed), the name of another kind of
-    change, else the family."""
+    """Return how the task was made: ``bug`` (one changed line), ``deletion`` (one body removed), the name of another
+    kind of change, else the family."""
     known = {"mutate": "bug", "delete_function": "deletion"}
     stated = task.info.provenance.get("generator", "")
     if stated:
@@ -52,5 +52,5 @@ def generator_of(task: Task) -> str:
 
 
 def source_of(task: Task) -> str:
-    """Where the code is from: the name of the package, else the family of the task."""
+    """Return the origin of the code: the name of the package, else the family of the task."""
     return task.info.provenance.get("package") or task.info.family

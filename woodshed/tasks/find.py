@@ -9,7 +9,7 @@ from woodshed.record.task import TaskError
 
 
 def task_folders(paths: Iterable[Path]) -> list[Path]:
-    """Task directories of ``paths``: each path itself, else those up to two levels below it, sorted, not hidden ones.
+    """Return the task directories of ``paths``: a path itself, or those up to two levels below it that are not hidden.
 
     Raises TaskError for a path that is not a folder or holds no task.
     """

@@ -1,4 +1,4 @@
-"""Settings of tasks that are not built from packages: synthetic ones, and those of a source of the user's own."""
+"""Settings of tasks: synthetic ones, those of a source of the user's own, and those built from packages."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ class ReplaySettings(Settings):
     """Added plus removed lines that a commit must have."""
 
     show_tests: bool = True
-    """Show the commit's tests (in the instruction, or where they are long in the workspace) if the message does not
-    state what they require. False hides them always: whether the message suffices is for the caller to find out."""
+    """Show the commit's tests (in the instruction, or in the workspace if they are long) if the message does not state
+    what they require. False always hides them; the caller must then find out whether the message suffices."""
 
     @field_validator("since")
     @classmethod
@@ -98,8 +98,8 @@ class PackageTaskSettings(Settings):
     """Which packages become tasks, how many, and which of them are held out."""
 
     folder: str = ""
-    """A folder that ``woodshed tasks build`` made: those of its tasks that are in use (``woodshed tasks refresh``) are
-    taken, and nothing else of this table applies."""
+    """Folder made by ``woodshed tasks build``. Its tasks that are in use (``woodshed tasks refresh``) are taken, and no
+    other field of this table applies."""
 
     packages: tuple[str, ...] = ()
     """Names from the catalogue; empty means all of it."""
@@ -111,35 +111,35 @@ class PackageTaskSettings(Settings):
     """Tasks to keep from each package."""
 
     kinds: tuple[Kind, ...] = ("mutate", "delete_function")
-    """What is done to make a task, in turn: change one line; remove the body of one function, of all methods of a
-    class, of a few methods that belong together, of everything that a feature alone needs; combine such changes;
-    go back to the parent of a commit (of git repositories)."""
+    """Ways to make a task, used in turn. ``mutate``: change one line; ``delete_...``: remove the body of one function,
+    of all methods of a class, of a few methods that belong together, or of everything that only one feature needs;
+    ``combine``: combine such changes; ``replay``: go back to the parent of a commit (git repositories only)."""
 
     replay: ReplaySettings = ReplaySettings()
-    """Of the kind ``replay``: which commits."""
+    """Choice of commits for the kind ``replay``."""
 
     multi_file_share: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Share of the deletions tried on a package that must touch two files or more: no more deletions of one file are
     tried than that leaves room for. 0 tries all."""
 
     prompt: Prompt = "terse"
-    """What the instruction of a ``mutate`` task tells: the failing test and what it observed; ``located``: also the
-    function, its file and where it begins; ``pointed``: also the line that is wrong. A small policy cannot afford to
+    """Content of the instruction of a ``mutate`` task. ``terse``: the failing test and what it observed; ``located``:
+    also the function, its file and where it begins; ``pointed``: also the wrong line. A small policy cannot afford to
     search."""
 
     level: Level = "precise"
-    """How much the instruction tells: interface, place and tests; what is wrong or missing and about where; a remark
-    in passing. ``mixed`` draws one for each task."""
+    """Detail of the instruction. ``precise``: interface, place and tests; ``normal``: what is wrong or missing and
+    about where; ``terse``: a casual remark; ``mixed``: one of these, drawn for each task."""
 
     heldout_packages: tuple[str, ...] = ("semver", "itsdangerous")
-    """Packages of which no function is ever trained on."""
+    """Packages whose functions are never trained on."""
 
     heldout_share: float = Field(default=0.2, ge=0.0, le=1.0)
     """Share of the functions of the other packages that are held out, chosen by a hash of package and function."""
 
     guard_seconds: float = Field(default=10.0, gt=0.0)
-    """Measured time that the required tests of a task may take together. The whole stable suite is required where that
-    is enough; else the tests of the touched modules and of what imports them come first."""
+    """Maximum measured time of all required tests of a task. If the whole stable suite fits, all of it is required;
+    else tests of the changed modules and of modules that import them come first."""
 
     max_tests: int = Field(default=1500, ge=1)
     """At most this many required tests for a task, nearest to the change first; every test of a replayed commit is
@@ -149,13 +149,13 @@ class PackageTaskSettings(Settings):
     """Limit of one test; a changed function may loop for ever."""
 
     suite_seconds: float = Field(default=300.0, gt=0.0)
-    """Limit of one run of a whole suite, of which a package needs two before its first candidate."""
+    """Time limit of one run of a whole suite; each package needs two such runs before its first candidate."""
 
     attempts: int = Field(default=4, ge=1)
     """Candidates tried for each task wanted before a package is given up."""
 
     per_function: int = Field(default=1, ge=1)
-    """Different changes tried on each function, a round of all functions each."""
+    """Number of different changes tried on each function; each round tries one on every function."""
 
     mutants: int = Field(default=0, ge=0)
     """Mutants of the solution that the required tests of each task are tried on; the share that they notice is

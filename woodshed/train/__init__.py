@@ -1,1 +1,1 @@
-"""The trainer: packed batches in, weight versions out. It knows loss parts and no algorithm."""
+"""The trainer: packed batches in, weight versions out. It knows loss parts, but no algorithms."""

@@ -1,6 +1,6 @@
-"""The wire record of one training step: packed sequences with a weight stream per loss part.
+"""The file format of one training step: packed sequences with a weight stream per loss part.
 
-Nothing here knows an algorithm. A weight at position t applies to predicting token t from the tokens before it, so
+Algorithms are not known here. A weight at position t applies to predicting token t from the tokens before it, so
 the weight at position 0 of a sequence is always 0. The loss of a part is
 ``sum over t of weight[t] * part(t) / denominator``, the denominator a constant of the whole batch.
 """
@@ -27,13 +27,13 @@ PARTS = {
     "rl": ("behaviour",), "ppo": ("behaviour",), "gspo": ("behaviour",), "ce": (), "ref_kl": ("behaviour", "reference"),
     "hint_kl": ("behaviour", "hint"),
 }  # fmt: skip
-"""The loss parts (see ``parts.py``) and what they need of a token: who sampled it, the reference's log-probability,
-a hint (``hinted``)."""
+"""The loss parts (see ``parts.py``) and what each needs to know of a token: its log-probability under the policy that
+sampled it (``behaviour``) or under the reference, or the hint for its message (``hinted``)."""
 _FORMAT = "woodshed-batch-1"
 
 
 class BatchError(ValueError):
-    """A batch is not valid; the message names the file and the field."""
+    """A batch is invalid; the message names the file and the field."""
 
 
 @dataclass
@@ -58,12 +58,12 @@ class TrainBatch:
 
     ``tokens`` int32 ``[N]``; ``lengths`` int32 ``[S]``; ``weights`` float32 ``[N]`` per loss part (signed);
     ``denominators`` one number above 0 per part; ``behaviour_logprobs`` float32 ``[N]`` (nan where not sampled);
-    ``ref_logprobs`` float32 ``[N]`` (nan where unknown) or None (the trainer fills in what ``ref_kl`` weighs);
-    ``versions`` int32 ``[N]`` (-1 where not sampled); ``routes`` int16 ``[N, L, K]`` or None; ``trajectories`` S ids.
-    ``allowed`` are sets of tokens and ``allowed_of`` int32 ``[N]`` says from which of them a token was sampled, -1 for
-    the whole vocabulary; both are None where every token was sampled from that. ``step`` counts from 1: training on the
-    batch of step n makes PolicyVersion n. S may be 0 (a step in which there was nothing to learn). ``hinted``: what the
-    teacher of ``hint_kl`` reads, None where no message is marked.
+    ``ref_logprobs`` float32 ``[N]`` (nan where unknown) or None (the trainer then computes those that ``ref_kl``
+    needs); ``versions`` int32 ``[N]`` (-1 where not sampled); ``routes`` int16 ``[N, L, K]``, the K experts of each of
+    L layers, or None; ``trajectories`` S ids. ``allowed``: token sets, and ``allowed_of`` int32 ``[N]``: number of the
+    set that a token was sampled from, -1 for the whole vocabulary; both are None if no token was sampled from a set.
+    ``hinted``: sequences for the teacher of ``hint_kl``, None if no message is marked. ``step`` counts from 1: training
+    on the batch of step n makes PolicyVersion n. S may be 0 (a step with nothing to learn).
     """
 
     id: str
@@ -91,7 +91,7 @@ class TrainBatch:
         return np.concatenate(([0], np.cumsum(self.lengths, dtype=np.int64)))
 
     def check(self, where: str = "batch") -> None:
-        """Raise BatchError where the fields disagree with each other."""
+        """Raise BatchError if the fields are inconsistent."""
         n = len(self.tokens)
         if len(self.lengths) and self.lengths.min() < 1:
             raise BatchError(f"{where}: lengths holds a sequence without tokens")
@@ -151,7 +151,7 @@ class TrainBatch:
                 raise BatchError(f"{where}: weights[{part!r}] weighs a token of a message that has no hint (hinted)")
 
     def save(self, path: Path | str, *, fsync: bool = False) -> None:
-        """Write one safetensors file; it appears whole or not at all."""
+        """Write one safetensors file, atomically. Raises BatchError."""
         path = Path(path)
         self.check(str(path))
         arrays = {"tokens": self.tokens, "lengths": self.lengths, "behaviour_logprobs": self.behaviour_logprobs}
@@ -174,7 +174,7 @@ class TrainBatch:
 
     @staticmethod
     def load(path: Path | str) -> TrainBatch:
-        """Raises FileNotFoundError, or BatchError for a file that is no valid batch."""
+        """Load and check a batch file. Raises FileNotFoundError, and BatchError for a file that is no valid batch."""
         path = Path(path)
         if not path.exists():
             raise FileNotFoundError(path)
@@ -216,7 +216,8 @@ def pack(
     denominators: Mapping[str, float],
     info: Mapping[str, Any] | None = None,
 ) -> TrainBatch:
-    """Concatenate sequences; absent streams are filled with 0 (weights), nan (log-probs) or -1 (versions, routes)."""
+    """Concatenate sequences to a batch. Missing streams are filled with 0 (weights), nan (log-probabilities) or -1
+    (versions, routes). Raises BatchError if the result is invalid."""
     rows = list(sequences)
     total = sum(len(r.tokens) for r in rows)
     route = next((r.routes for r in rows if r.routes is not None), None)

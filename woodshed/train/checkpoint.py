@@ -1,7 +1,7 @@
-"""Checkpoints: a directory per step that appears whole or not at all, and from which training resumes exactly.
+"""Checkpoints: one directory per step, written atomically, from which training resumes exactly.
 
 ``step-000012/`` holds ``model.safetensors`` (Hugging Face names, float32), ``optimizer.safetensors`` and
-``state.json`` with the step, whatever else the caller gave, and a checksum of both files.
+``state.json`` with the step, the caller's state, and a checksum of both files.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Checkpoint:
 
 
 def steps(folder: Path | str) -> list[int]:
-    """Steps that have a checkpoint directory, ascending, sound or not."""
+    """Return the steps that have a checkpoint directory, damaged or not, in ascending order."""
     folder = Path(folder)
     if not folder.is_dir():
         return []
@@ -102,8 +102,8 @@ def save_reference(
     fsync: bool = True,
     name: str = "reference",
 ) -> None:
-    """Note the policy as it is after ``step``, which becomes a reference; all but the ``keep`` newest of that ``name``
-    are deleted."""
+    """Save the policy as it is after ``step`` as a reference, then delete all but the ``keep`` newest with this
+    ``name``."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     blob = save({k: v.detach().to("cpu", torch.float32, copy=True).contiguous() for k, v in model.items()})
@@ -115,7 +115,7 @@ def save_reference(
 
 
 def load_reference(folder: Path | str, step: int, name: str = "reference") -> dict[str, Tensor]:
-    """What ``save_reference`` noted. Raises CheckpointError."""
+    """Load what ``save_reference`` saved. Raises CheckpointError."""
     path = Path(folder) / f"{name}-{step:06d}.safetensors"
     try:
         return load(path.read_bytes())
@@ -124,7 +124,7 @@ def load_reference(folder: Path | str, step: int, name: str = "reference") -> di
 
 
 def load_checkpoint(path: Path | str) -> Checkpoint:
-    """Raises CheckpointError if a file is missing or does not match its checksum."""
+    """Load a checkpoint. Raises CheckpointError if a file is missing or does not match its checksum."""
     path = Path(path)
     try:
         state = json.loads((path / "state.json").read_bytes())
@@ -139,7 +139,7 @@ def load_checkpoint(path: Path | str) -> Checkpoint:
 
 
 def latest_checkpoint(folder: Path | str) -> Checkpoint | None:
-    """The newest sound checkpoint; damaged ones are skipped with a warning. None if there is none."""
+    """Return the newest undamaged checkpoint; damaged ones are skipped with a warning. None if there is none."""
     for step in reversed(steps(folder)):
         try:
             return load_checkpoint(Path(folder) / f"step-{step:06d}")

@@ -1,9 +1,9 @@
 """Micro-batches under a token budget, and the tensors of their forward passes.
 
-Rollouts of one harness begin with the same system message and tool schemas, those of one group with the whole task. In
-a causal decoder the states of those tokens depend on nothing after them, so a micro-batch computes a common beginning
-once and every row attends to it. The gradient equals that of separate rows: what the rows send back into the shared
-keys and values adds up. Nothing is padded, and the last layer computes only what predicts a weighted token.
+Rollouts of one harness begin with the same system message and tool schemas, those of one group with the same task. In
+a causal decoder the states of these tokens do not depend on later tokens, so a micro-batch computes a common prefix
+once and every row attends to it. The gradient equals that of separate rows: the gradients of all rows add up in the
+shared keys and values. Nothing is padded, and the last layer computes only positions that predict a weighted token.
 """
 
 from __future__ import annotations
@@ -23,12 +23,15 @@ from .batch import TrainBatch
 from .token_sets import TokenSets
 
 WORTH = 0.1
-"""Share of a micro-batch's positions that must be spared: attention with a mask is slower than plain causal one."""
+"""Minimum share of a micro-batch's positions that a shared prefix must save: attention with a mask is slower than
+plain causal attention."""
 
 
 def shared_length(tokens_BT: NDArray, predicts_BT: NDArray[np.bool_], routes: NDArray | None) -> int:
-    """Number P of leading positions to compute once: equal in all rows (tokens, and experts ``[B, T, L, K]`` where
-    they are replayed) and before each row's first position that predicts a weighted token. 0 where it saves little.
+    """Return the number P of leading positions to compute once, 0 if that saves too little (``WORTH``).
+
+    They are equal in all rows of ``tokens_BT`` and ``routes`` ``[B, T, L, K]`` (replayed experts, or None) and come
+    before each row's first position that predicts a weighted token (``predicts_BT``).
     """
     rows, width = tokens_BT.shape
     limit = int(predicts_BT.argmax(1).min())
@@ -52,7 +55,7 @@ class AllowedSets:
         return cls(*(torch.from_numpy(np.ascontiguousarray(array)).to(device) for array in vars(sets).values()))
 
     def mask(self, of_C: Tensor, vocabulary: int) -> Tensor:
-        """bool ``[C, vocabulary]``: the set of each number; all tokens where the number is -1."""
+        """Return bool ``[C, vocabulary]``: the tokens of the set with each number in ``of_C``; all tokens for -1."""
         allowed_CV = (of_C < 0)[:, None].expand(-1, vocabulary).clone()
         as_bits = ((of_C >= 0) & (of_C < len(self.bits))).nonzero()[:, 0]
         if len(as_bits):
@@ -110,7 +113,7 @@ class MicroBatch:
 
 
 def weighted(batch: TrainBatch) -> NDArray[np.bool_]:
-    """bool ``[N]``: tokens that some loss part weighs."""
+    """Return bool ``[N]``: True for tokens with a weight other than 0 in some loss part."""
     used = np.zeros(len(batch.tokens), np.bool_)
     for weight in batch.weights.values():
         used |= weight != 0
@@ -118,9 +121,9 @@ def weighted(batch: TrainBatch) -> NDArray[np.bool_]:
 
 
 def input_lengths(batch: TrainBatch, used_N: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """int64 ``[S]``: tokens of each sequence that the loss depends on as input.
+    """Return int64 ``[S]``: number of tokens of each sequence that the forward pass needs as input.
 
-    Attention is causal, so what comes after the last weighted token is cut, and that token itself is only a target.
+    Attention is causal, so tokens after the last weighted one are cut; the last weighted token itself is only a target.
     """
     starts = batch.offsets[:-1]
     last = np.zeros(len(batch), np.int64)
@@ -137,7 +140,8 @@ def collate(
     used_N: NDArray[np.bool_],
     device: torch.device,
 ) -> MicroBatch:
-    """Tensors of ``rows`` of a batch; ``lengths`` and ``used_N`` come from ``input_lengths`` and ``weighted``."""
+    """Build the micro-batch of the sequences ``rows`` (indices) of a batch. ``lengths`` and ``used_N`` come from
+    ``input_lengths`` and ``weighted``."""
     starts, width = batch.offsets[rows], int(lengths[rows].max())
     time_T = np.arange(width)
     inside_BT = time_T < lengths[rows][:, None]

@@ -1,4 +1,4 @@
-"""The loss part ``hint_kl``: how far the student's distribution of a token is from the teacher's.
+"""The loss part ``hint_kl``: divergence of the student's next-token distribution from the teacher's.
 
 p is the student's distribution, q the teacher's, which has no gradient. With logits z of the student, the gradient of
 KL(q || p) is p - q and that of KL(p || q) is p * (log p - log q - KL(p || q)).
@@ -20,8 +20,8 @@ FLOOR = -1e4
 
 @dataclass(frozen=True)
 class HintTokens:
-    """Tensors ``[C]``: ``value_C``, in nats, has a gradient and is gated, not weighted; ``gap_C`` is log q - log p of
-    the sampled token; ``gate_C``, 0 to 1, is what the value was multiplied by."""
+    """Tensors ``[C]``. ``value_C``: divergence in nats times the gate, without the token weight; has a gradient.
+    ``gap_C``: log q - log p of the sampled token. ``gate_C``: gate, 0 to 1."""
 
     value_C: Tensor
     gap_C: Tensor
@@ -31,13 +31,15 @@ class HintTokens:
 def hint_divergence(
     student_CV: Tensor, teacher_CV: Tensor, target_C: Tensor, importance_C: Tensor, settings: HintKlSettings
 ) -> HintTokens:
-    """Divergence of each token from logits ``[C, V]`` (-inf where a grammar forbade a token, in both alike).
+    """Return the divergence of each token from the logits ``[C, V]`` of student and teacher (-inf for tokens that a
+    grammar forbade, in both alike).
 
-    ``sampled``: -(log q - log p) of the sampled token, detached, inside the advantage, times its importance; an
-    estimate of the reverse KL whose gradient is unbiased where the student sampled the token. The others are sums over
-    the vocabulary and need no importance. ``forward`` KL(q || p), ``reverse`` KL(p || q), ``jsd`` b KL(q || m) +
-    (1 - b) KL(p || m) with m = b q + (1 - b) p (GKD, arXiv:2306.13649). ``top_k`` above 0 compares the teacher's
-    k likeliest tokens and, as one more outcome, all others together (SDPO, arXiv:2601.20802).
+    ``settings.form`` ``sampled``: log p - log q of the sampled token, detached, as a negative advantage, times the
+    token's importance ratio; an estimate of the reverse KL whose gradient is unbiased if the student sampled the token.
+    The other forms are sums over the vocabulary and need no importance ratio: ``forward`` KL(q || p), ``reverse``
+    KL(p || q), ``jsd`` b KL(q || m) + (1 - b) KL(p || m) with m = b q + (1 - b) p (GKD, arXiv:2306.13649). ``top_k``
+    above 0 compares the teacher's k likeliest tokens and, as one more outcome, all others together (SDPO,
+    arXiv:2601.20802).
     """
     logp_CV = student_CV.log_softmax(-1).clamp(min=FLOOR)
     logq_CV = teacher_CV.detach().log_softmax(-1).clamp(min=FLOOR)
@@ -54,10 +56,11 @@ def hint_divergence(
 
 
 def hint_gate(gap_C: Tensor, settings: HintKlSettings) -> Tensor:
-    """Factor ``[C]`` of each token from the detached gap log q - log p of its sampled token.
+    """Return the gate factor ``[C]`` of each token from the detached gap log q - log p of the sampled token.
 
-    1 where ``gate_low`` <= |gap| <= ``gate_high``, else 0; times sigmoid(``gate_slope`` * gap) where that is above 0
-    (SDAR, arXiv:2605.15155: what the teacher endorses counts more than what it rejects).
+    It is 1 if ``gate_low`` <= |gap| <= ``gate_high`` (0: no upper limit), else 0; times sigmoid(``gate_slope`` * gap)
+    if ``gate_slope`` is above 0 (SDAR, arXiv:2605.15155: tokens that the teacher endorses count more than tokens that
+    it rejects).
     """
     size_C = gap_C.abs()
     gate_C = (size_C >= settings.gate_low).to(gap_C.dtype)
@@ -67,7 +70,7 @@ def hint_gate(gap_C: Tensor, settings: HintKlSettings) -> Tensor:
 
 
 def _top(logp_CV: Tensor, logq_CV: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """log-probabilities ``[C, k + 1]`` of the teacher's k likeliest tokens and of all others together."""
+    """Return log-probabilities ``[C, k + 1]`` of the teacher's k likeliest tokens and of all others together."""
     ids_CK = logq_CV.topk(k, dim=-1).indices
 
     def grouped(log_CV: Tensor) -> Tensor:

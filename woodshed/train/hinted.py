@@ -1,8 +1,8 @@
-"""What the teacher of ``hint_kl`` reads: marked messages behind the context that a hint was inserted into.
+"""The sequences that the teacher of ``hint_kl`` reads: context, hint, marked message.
 
-The student sampled a message in its context. The teacher scores the same tokens, those of this one message, after the
-same context with a hint just before the message (Composer 2.5: targeted textual feedback). So a batch carries, for each
-marked message, one more sequence: context, hint, message. Nothing is sampled again.
+The student sampled a message in its context. The teacher scores the tokens of this message after the same context with
+a hint just before the message (Composer 2.5: targeted textual feedback). So a batch carries one more sequence for each
+marked message. Nothing is sampled again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class HintedMessage:
-    """Tokens ``[start, end)`` of a sequence, and the int32 tokens that the teacher reads before them (at least one)."""
+    """Tokens ``[start, end)`` of a sequence. ``context``: int32 tokens that the teacher reads before them, at least
+    one."""
 
     start: int
     end: int
@@ -28,8 +29,8 @@ class HintedMessage:
 class Hinted:
     """The teacher's F sequences of a batch, one after the other.
 
-    ``tokens`` int32 ``[Q]``; ``lengths`` int32 ``[F]``; ``targets`` int32 ``[F]``: how many tokens at the end of each
-    are the message; ``at`` int64 ``[F]``: where in the batch's tokens that message begins.
+    ``tokens`` int32 ``[Q]``; ``lengths`` int32 ``[F]``; ``targets`` int32 ``[F]``: length of the message at the end of
+    each sequence; ``at`` int64 ``[F]``: index in the batch's tokens at which that message begins.
     """
 
     tokens: NDArray[np.int32]
@@ -48,15 +49,15 @@ class Hinted:
         return np.cumsum(self.lengths, dtype=np.int64)
 
     def own_targets(self) -> NDArray[np.int64]:
-        """int64 ``[H]``: indices into ``tokens`` of all tokens of messages."""
+        """Return int64 ``[H]``: indices into ``tokens`` of all tokens of messages."""
         return _ranges(self.ends - self.targets, self.targets)
 
     def batch_targets(self) -> NDArray[np.int64]:
-        """int64 ``[H]``: indices of the same tokens in the batch."""
+        """Return int64 ``[H]``: indices of the same tokens in the batch."""
         return _ranges(self.at, self.targets)
 
     def problem(self, tokens_N: NDArray[np.int32], offsets: NDArray[np.int64]) -> str | None:
-        """What does not fit the batch with these tokens and ``offsets`` of sequences; None if all does."""
+        """Return what does not match a batch with these tokens and sequence ``offsets``; None if all does."""
         if not len(self.lengths) == len(self.targets) == len(self.at):
             return f"hinted: {len(self.lengths)} lengths, {len(self.targets)} targets and {len(self.at)} places"
         if int(self.lengths.sum()) != len(self.tokens):
@@ -77,7 +78,7 @@ class Hinted:
 
 
 def pack_hinted(rows: Iterable[tuple[NDArray[np.int32], Iterable[HintedMessage]]]) -> Hinted | None:
-    """The teacher's sequences for packed ``rows`` (tokens, its marked messages); None where nothing is marked."""
+    """Return the teacher's sequences for packed ``rows``, (tokens, marked messages); None if nothing is marked."""
     pieces: list[NDArray[np.int32]] = []
     lengths, targets, at, offset = [], [], [], 0
     for tokens, messages in rows:

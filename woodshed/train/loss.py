@@ -1,8 +1,8 @@
-"""Forward and backward of one micro-batch without ever holding the logits of all its tokens.
+"""Forward and backward pass of one micro-batch without holding the logits of all its tokens at once.
 
-loss = sum over parts of (1 / denominator) * sum over t of weight[t] * part(t). Logits exist for weighted tokens only
-and for a chunk of them at a time; each chunk's gradient flows into the head and the hidden states at once, then its
-logits are dropped.
+loss = sum over parts of (1 / denominator) * sum over t of weight[t] * part(t). Logits are computed for weighted tokens
+only, one chunk at a time; each chunk's gradient is propagated into the head and the hidden states, then its logits are
+dropped.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from .teacher import Teacher
 
 @dataclass
 class TokenStats:
-    """What the tokens of a step looked like; lists of ``[M]`` tensors, one per chunk.
+    """Statistics of the weighted tokens of a step; lists of 1-D tensors, one per chunk.
 
-    ``loss``: value per part, already divided by its denominator. ``dlogp``: logp - behaviour where a part of the policy
-    gradient weighs. ``importance``: what its gradient is multiplied by beside the weight, likewise. ``gap``: logp - ref
-    where ``ref_kl`` weighs. ``entropy``: nats, of every weighted token. ``hint_value``, ``hint_gap`` and
-    ``hint_gate`` where ``hint_kl`` weighs: see ``divergence.HintTokens``.
+    ``loss``: value per part, already divided by its denominator. ``dlogp``: logp - behaviour of tokens that a
+    policy-gradient part (``rl``, ``ppo``, ``gspo``) weighs. ``importance``: factor on the gradient of the same tokens
+    besides their weight. ``gap``: logp - ref of tokens that ``ref_kl`` weighs. ``entropy``: in nats, of every weighted
+    token. ``hint_value``, ``hint_gap`` and ``hint_gate`` of tokens that ``hint_kl`` weighs: see
+    ``divergence.HintTokens``.
     """
 
     loss: dict[str, float] = field(default_factory=dict)
@@ -53,10 +54,10 @@ def backward(
     seen: TokenStats,
     teacher: Teacher | None = None,
 ) -> None:
-    """Add this micro-batch's gradient to ``.grad`` of the decoder's parameters and its figures to ``seen``.
+    """Add this micro-batch's gradient to ``.grad`` of the decoder's parameters and its statistics to ``seen``.
 
-    ``teacher`` has read the hints of the batch. Raises BatchError where ``ref_kl`` weighs tokens whose
-    log-probabilities under the reference are not there, or ``hint_kl`` weighs tokens without a teacher.
+    ``teacher``: result of ``read_hints`` for the batch. Raises BatchError if ``ref_kl`` weighs tokens and
+    ``micro.ref_M`` is None, or ``hint_kl`` weighs tokens and ``teacher`` is None.
     """
     if micro.ref_M is None and "ref_kl" in micro.weights and bool(micro.weights["ref_kl"].any()):
         raise BatchError("weights['ref_kl'] needs ref_logprobs; let Reference fill them in")
@@ -93,11 +94,12 @@ def _logits_grad(
     seen: TokenStats,
     teacher: Teacher | None,
 ) -> Tensor:
-    """d loss / d logits of a chunk, in the memory of the logits: autograd keeps only the inputs of a linear layer.
+    """Return d loss / d logits ``[C, V]`` of a chunk, written into the memory of the logits (autograd keeps only the
+    inputs of a linear layer, so they are free).
 
-    The parts but ``hint_kl`` depend on the network through logp alone, so the gradient is slope * (onehot - softmax),
-    with the slope d loss / d logp from autograd: no graph over the vocabulary is kept. Tokens that a grammar forbade,
-    or that top-p left out, have probability 0 here as they had where the target was sampled, so no gradient.
+    All parts except ``hint_kl`` depend on the network through logp alone, so the gradient is slope * (onehot -
+    softmax), with the slope d loss / d logp from autograd: no graph over the vocabulary is kept. Tokens that a grammar
+    forbade or that top-p left out have probability 0 here, as at sampling, and so no gradient.
     """
     logits_CV = among_allowed(logits_CV, micro, span)
     lse_C, entropy_C = operators.logsumexp(logits_CV, settings.entropy)
@@ -130,7 +132,7 @@ def _hint_grad(
     settings: TrainSettings,
     seen: TokenStats,
 ) -> Tensor:
-    """d loss / d logits ``[U, V]`` of ``hint_kl``, for the U tokens of a chunk that it weighs."""
+    """Return d loss / d logits ``[U, V]`` of ``hint_kl``, for the U tokens of a chunk that it weighs."""
     index_U = micro.index_M[span][used_C.cpu().numpy()]
     student_UV = logits_CV[used_C]
     teacher_UV = teacher.logits(index_U).masked_fill(student_UV == -torch.inf, -torch.inf)
@@ -172,7 +174,7 @@ def _tokens(
 
 
 def _slope(part: str, tokens: parts.Tokens, denominator: float, settings: TrainSettings, seen: TokenStats) -> Tensor:
-    """d loss / d logp ``[C]`` of one part."""
+    """Return d loss / d logp ``[C]`` of one part, and add its statistics to ``seen``."""
     with torch.enable_grad():
         value_C = parts.PARTS[part](tokens, settings)
         (slope_C,) = torch.autograd.grad(value_C.sum(), tokens.logp_C)
@@ -187,7 +189,7 @@ def _slope(part: str, tokens: parts.Tokens, denominator: float, settings: TrainS
 
 @torch.no_grad()
 def _sequence_gaps(decoder: Decoder, hidden_MD: Tensor, micro: MicroBatch, chunk: int) -> dict[str, Tensor]:
-    """``Tokens.sequence_gap_C`` of all tokens ``[M]``, for each part that needs it."""
+    """Return ``Tokens.sequence_gap_C`` of all tokens, ``[M]``, for each part that needs it."""
     needed = {part: micro.weights[part] != 0 for part in parts.SEQUENCE_LEVEL if part in micro.weights}
     if not any(bool(used_M.any()) for used_M in needed.values()):
         return {}
@@ -202,15 +204,15 @@ def _sequence_gaps(decoder: Decoder, hidden_MD: Tensor, micro: MicroBatch, chunk
 
 
 def target_logps(decoder: Decoder, hidden_CD: Tensor, micro: MicroBatch, span: slice) -> Tensor:
-    """log pi(token | before) ``[C]`` of the targets of a chunk, among the tokens that could be sampled; bitwise what
-    the loss computes from the same weights. Without a gradient."""
+    """Return log pi(token | before) ``[C]`` of the targets of a chunk, normalised over the allowed tokens. Bitwise
+    equal to what the loss computes from the same weights."""
     logits_CV = among_allowed(decoder.logits(hidden_CD), micro, span)
     lse_C, _ = decoder.operators.logsumexp(logits_CV, False)
     return logits_CV.gather(1, micro.target_M[span, None]).squeeze(1) - lse_C
 
 
 def among_allowed(logits_CV: Tensor, micro: MicroBatch, span: slice) -> Tensor:
-    """The logits with those of forbidden tokens at -inf."""
+    """Return the logits ``[C, V]`` with those of forbidden tokens set to -inf."""
     if micro.allowed is None or micro.allowed_M is None:
         return logits_CV
     of_C = micro.allowed_M[span]

@@ -17,7 +17,7 @@ class MetricsLog:
         self.last_step = int(rows[-1]["step"]) if rows else -1
 
     def append(self, line: dict[str, Any]) -> bool:
-        """True if the line was written, False if its step (or a later one) is already in the file."""
+        """Append ``line``. Returns False, without writing, if its step (or a later one) is already in the file."""
         if line["step"] <= self.last_step:
             return False
         self._lines.append(line)

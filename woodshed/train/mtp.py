@@ -1,9 +1,9 @@
-"""Self-distillation of a multi-token-prediction head: the network itself is the teacher, and stays as it is.
+"""Self-distillation of a multi-token-prediction (MTP) head; the teacher is the network itself, which stays unchanged.
 
-loss = sum over depths d, positions i of w[i] KL(p_i || q_i^d) / (D sum of w), where p_i is what the network says at i
-(temperature 1, all of the vocabulary) and q_i^d what the head says there after d of its own steps (soft targets as in
-the recipe of Composer 2, section 3.1; forward KL). Depth d starts from the network's hidden state at i - d, so the head
-learns to go on from its own output as it does when it drafts.
+loss = sum over depths d, positions i of w[i] KL(p_i || q_i^d) / (D sum of w), where p_i is the network's distribution
+at i (temperature 1, whole vocabulary) and q_i^d the head's distribution there after d of its own steps (forward KL with
+soft targets, as in the recipe of Composer 2, section 3.1). Depth d starts from the network's hidden state at i - d, so
+the head learns to continue from its own output as it does when it drafts.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def distill(
     denominator: float,
     logits_elements: int = 1 << 24,
 ) -> tuple[float, float]:
-    """Adds the gradient to the head's ``.grad`` and returns (loss, share of the weight where teacher and depth 1 agree
-    on the most probable token, which is what a greedy draft needs).
+    """Add the gradient to the head's ``.grad`` and return (loss, agreement). Agreement is the share of the weight where
+    the teacher and depth 1 have the same most probable token, as a greedy draft needs.
 
-    tokens: int64 ``[B, T]``, padded on the right; weights: float ``[B, T]``, of what is predicted *at* each position, 0
-    where nothing is (padding). ``denominator``: sum of the weights of the optimizer step's whole batch.
-    Nothing flows into the decoder. Logits exist for at most ``logits_elements`` numbers at a time.
+    ``tokens_BT``: int64, padded on the right; ``weights_BT``: float weight of the prediction made *at* each position,
+    0 for padding. ``denominator``: sum of the weights of the optimizer step's whole batch. The decoder gets no
+    gradient. Logits are computed for chunks of at most ``logits_elements`` numbers.
     """
     positions_BT = torch.arange(tokens_BT.shape[1], device=tokens_BT.device).expand_as(tokens_BT)
     with torch.no_grad():
@@ -41,7 +41,7 @@ def distill(
     for d in range(1, depth + 1):
         guess_BTD = head(decoder, guess_BTD.roll(1, 1), tokens_BT, positions_BT, causal_attend())
         weights = weights_BT.clone()
-        weights[:, :d] = 0.0  # there is no hidden state d positions before
+        weights[:, :d] = 0.0  # no hidden state exists d positions before
         at_M = weights.reshape(-1).nonzero()[:, 0]
         if not len(at_M):
             continue
@@ -61,8 +61,10 @@ def distill(
 def _kl(
     decoder: Decoder, teacher_MD: Tensor, student_MD: Tensor, weights_M: Tensor, logits_elements: int
 ) -> tuple[Tensor, float, float]:
-    """Gradient of sum of w KL(teacher || student) with respect to the student's hidden states ``[M, D]``, its value,
-    and the weight where both have the same most probable token. d KL / d logits = softmax(student) - softmax(teacher).
+    """Return the gradient of sum of w KL(teacher || student) with respect to the student's hidden states ``[M, D]``,
+    the sum itself, and the total weight of the tokens where both have the same most probable token.
+
+    d KL / d logits = softmax(student) - softmax(teacher).
     """
     grad_MD = torch.empty_like(student_MD)
     head_VD = decoder.head_weight

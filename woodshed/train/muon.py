@@ -1,8 +1,9 @@
-"""Muon: momentum, orthogonalised (Jordan 2024, https://kellerjordan.github.io/posts/muon/).
+"""Muon: orthogonalised momentum (Jordan 2024, https://kellerjordan.github.io/posts/muon/).
 
-Matrices of one shape are orthogonalised together as one batch: at small widths the number of calls is what costs.
+Matrices of the same shape are orthogonalised as one batch: at small widths the number of calls dominates the cost.
 Fused parameters are split first, so that the result is that of separate matrices: q, k, v; gate and up; every
-expert; every head if asked (Composer 2.5 orthogonalises attention per head and expert matrices per expert).
+expert; every head with ``muon_per_head`` (Composer 2.5 orthogonalises attention per head and expert matrices per
+expert).
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
 def orthogonalise(matrices_NOI: Tensor, steps: int = 5) -> Tensor:
-    """Approximately U V^T of every matrix G = U S V^T of ``[N, out, in]``, in the dtype given.
+    """Return approximately U V^T of every matrix G = U S V^T of ``[N, out, in]``, in the same dtype.
 
-    Newton-Schulz with Jordan's quintic: singular values end between about 0.7 and 1.2, which is as good for training
-    as exactly 1. A zero matrix stays zero.
+    Newton-Schulz iteration with Jordan's quintic: singular values end between about 0.7 and 1.2, which is as good for
+    training as exactly 1. A zero matrix stays zero.
     """
     a, b, c = COEFFICIENTS
     tall = matrices_NOI.shape[1] > matrices_NOI.shape[2]
@@ -36,13 +37,13 @@ def orthogonalise(matrices_NOI: Tensor, steps: int = 5) -> Tensor:
 
 
 def is_matrix(name: str, parameter: Tensor) -> bool:
-    """Whether Muon updates this parameter: matrices inside the layers, routers excepted."""
+    """Return whether Muon updates this parameter: True for matrices inside the layers, except routers."""
     leaf = name.rsplit(".", 1)[-1]
     return parameter.ndim >= 2 and leaf not in ("embed", "head", "router")
 
 
 def views(name: str, tensor: Tensor, config: DecoderConfig, *, per_head: bool) -> list[Tensor]:
-    """The matrices ``[n, out, in]`` that a parameter of the decoder is made of, as views into it."""
+    """Return the matrices that a parameter of the decoder consists of, as views ``[n, out, in]`` into it."""
     leaf = name.rsplit(".", 1)[-1]
     heads, kv_heads, width = config.num_heads, config.num_kv_heads, config.head_dim
     if leaf == "qkv":
@@ -56,7 +57,7 @@ def views(name: str, tensor: Tensor, config: DecoderConfig, *, per_head: bool) -
 
 
 class Muon:
-    """Muon over named parameters of a decoder; ``momentum`` is its whole state."""
+    """Muon over named parameters of a decoder; its only state is ``momentum``."""
 
     def __init__(self, parameters: Mapping[str, Tensor], config: DecoderConfig, settings: OptimizerSettings) -> None:
         self.parameters, self.config, self.settings = dict(parameters), config, settings
@@ -64,7 +65,7 @@ class Muon:
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
-        """One update from ``.grad``; parameters without a gradient are left alone."""
+        """Update the parameters from ``.grad``; those without a gradient stay unchanged."""
         s = self.settings
         batches: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
         for name, parameter in self.parameters.items():

@@ -16,7 +16,7 @@ from .settings import OptimizerSettings, ScheduleSettings
 
 
 class Optimizer:
-    """Steps a decoder, or a head of it, from ``.grad``; state is a flat dict of tensors, that saves as one file."""
+    """Updates a decoder, or its MTP head, from ``.grad``. The state is a flat dict of tensors, saved as one file."""
 
     def __init__(self, decoder: Decoder | MtpHead, settings: OptimizerSettings) -> None:
         self.settings = settings
@@ -35,14 +35,14 @@ class Optimizer:
         )
 
     def step(self, factor: float) -> None:
-        """One update with every learning rate times ``factor``."""
+        """Update the parameters once, with every learning rate multiplied by ``factor``."""
         for group in self.adamw.param_groups:
             group["lr"] = self.settings.lr * factor
         self.adamw.step()
         self.muon.step(self.settings.muon_lr * factor)
 
     def state(self) -> dict[str, Tensor]:
-        """``adamw.PARAMETER.{step, exp_avg, exp_avg_sq}`` and ``muon.PARAMETER.momentum``; shares memory."""
+        """Return ``adamw.PARAMETER.{step, exp_avg, exp_avg_sq}`` and ``muon.PARAMETER.momentum``, without copying."""
         out = {f"muon.{name}.momentum": m for name, m in self.muon.momentum.items()}
         for name, parameter in self.others.items():
             for key, value in self.adamw.state.get(parameter, {}).items():
@@ -50,8 +50,7 @@ class Optimizer:
         return out
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take over a state made by ``state`` for the same parameters; raises ValueError where names or shapes
-        differ."""
+        """Load a state made by ``state`` for the same parameters. Raises ValueError if names or shapes differ."""
         left = dict(state)
         for name, momentum in self.muon.momentum.items():
             momentum.copy_(_take(left, f"muon.{name}.momentum", momentum))
@@ -77,7 +76,8 @@ def _take(state: dict[str, Tensor], name: str, like: Tensor | None) -> Tensor:
 
 
 def lr_factor(step: int, settings: ScheduleSettings) -> float:
-    """Factor for optimizer step ``step`` (from 0): linear warm-up, then constant, linear or cosine down to the floor.
+    """Return the learning-rate factor of step ``step`` (from 0): linear warm-up, then constant, or linear or cosine
+    decay to the floor.
 
     With linear or cosine the last step of the stage, ``total_steps - 1``, is one decrement above the floor, so no
     step is spent at a factor of 0.

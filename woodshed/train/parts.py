@@ -1,9 +1,9 @@
-"""The loss parts: plain functions of what is known of each weighted token, differentiated by autograd.
+"""The loss parts: plain functions of the weighted tokens, differentiated by autograd.
 
-A part gets C weighted tokens and gives ``[C]`` values, of which ``loss.backward`` sums up, divides by the part's
-denominator, and takes the derivative with respect to ``Tokens.logp_C``. To add one: write the function, and name it in
-``PARTS`` here and, with what it needs, in ``batch.PARTS``. ``hint_kl`` needs the logits of two policies instead
-(``divergence.py``).
+A part gets C weighted tokens and returns ``[C]`` values; ``loss.backward`` sums them, divides by the part's
+denominator, and takes the derivative with respect to ``Tokens.logp_C``. To add a part, write the function, and name it
+in ``PARTS`` here and, with what it needs, in ``batch.PARTS``. ``hint_kl`` is not here, because it needs the logits of
+two policies (``divergence.py``).
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from .settings import ClipSettings, ImportanceSettings, TrainSettings
 
 @dataclass(frozen=True)
 class Tokens:
-    """C tokens that a part weighs; float32 ``[C]``.
+    """C tokens that a part weighs; tensors are float32 ``[C]``.
 
-    ``logp_C`` = log pi(token | before) is the only one with a gradient. ``weight_C`` is never 0. ``behaviour_C``: under
-    the policy that sampled the token, nan where nothing sampled it. ``ref_C``: under the reference, nan where unknown.
-    ``importance_C``: see ``importance``. ``sequence_gap_C``: mean of logp - behaviour over the tokens that the part
-    weighs in the token's sequence, for parts that are named in ``SEQUENCE_LEVEL``; else nan.
+    ``logp_C`` = log pi(token | before) is the only one with a gradient. ``weight_C`` is never 0. ``behaviour_C``:
+    log-probability under the policy that sampled the token, nan if the token was not sampled. ``ref_C``:
+    log-probability under the reference, nan if unknown. ``importance_C``: see ``importance``. ``sequence_gap_C``: for
+    parts in ``SEQUENCE_LEVEL``, mean of logp - behaviour over the tokens that the part weighs in the token's sequence;
+    else nan.
     """
 
     logp_C: Tensor
@@ -39,10 +40,12 @@ LossPart = Callable[[Tokens, TrainSettings], Tensor]
 
 
 def importance(logp_C: Tensor, behaviour_C: Tensor, settings: ImportanceSettings) -> Tensor:
-    """Weight ``[C]`` of each token for being off-policy, r = exp(logp - behaviour); 1 where behaviour is nan.
+    """Return the importance weight ``[C]`` of each token, from the ratio r = exp(logp - behaviour); r is 1 if behaviour
+    is nan.
 
-    ``mask``: r in [low, high], else 0 (IcePop, Ling team 2025). ``truncate``: min(r, cap) (Munos et al. 2016;
-    IMPALA). ``off``: 1. Detached: policy gradients weight by the ratio, they do not differentiate it.
+    ``mask``: r if it is in [low, high], else 0 (IcePop, Ling team 2025). ``truncate``: min(r, cap) (Munos et al. 2016;
+    IMPALA). ``off``: 1. The result is detached: policy gradients are weighted by the ratio, which is not
+    differentiated.
     """
     if settings.mode == "off":
         return torch.ones_like(logp_C)
@@ -58,14 +61,14 @@ def rl(tokens: Tokens, settings: TrainSettings) -> Tensor:
 
 
 def ppo(tokens: Tokens, settings: TrainSettings) -> Tensor:
-    """Clipped surrogate, ``-min(r w, clip(r) w)`` (PPO, Schulman et al. 2017; the loss of GRPO). Without a pass over
-    the data for each update, behaviour is the policy that sampled, whichever version that was."""
+    """Clipped surrogate, ``-min(r w, clip(r) w)`` (PPO, Schulman et al. 2017; the loss of GRPO). The old policy in r is
+    the one that sampled the token, whichever version that was; its log-probabilities are not recomputed."""
     return _clipped((tokens.logp_C - tokens.behaviour_C).exp(), tokens.weight_C, settings.clip)
 
 
 def gspo(tokens: Tokens, settings: TrainSettings) -> Tensor:
-    """The same with one ratio s for a whole sequence, the geometric mean of its tokens' (GSPO-token, Zheng et al. 2025,
-    section 4.3): in value s, and in gradient s * grad logp of each token."""
+    """Clipped surrogate with one ratio s per sequence, the geometric mean of its tokens' ratios (GSPO-token, Zheng et
+    al. 2025, section 4.3): each token has the value of s and the gradient s * grad logp."""
     ratio_C = (tokens.sequence_gap_C + tokens.logp_C - tokens.logp_C.detach()).exp()
     return _clipped(ratio_C, tokens.weight_C, settings.sequence_clip)
 
@@ -80,7 +83,7 @@ def ce(tokens: Tokens, settings: TrainSettings) -> Tensor:
 
 
 def ref_kl(tokens: Tokens, settings: TrainSettings) -> Tensor:
-    """KL to a reference, times w and importance, by an estimator of Schulman 2020, "Approximating KL divergence".
+    """KL to the reference, times w and importance, by an estimator of Schulman 2020, "Approximating KL divergence".
 
     With gap = logp - ref: ``k1`` is gap, detached inside the advantage, so that its gradient is gap * grad logp (k1
     itself as a loss has a gradient of zero in expectation); ``k2`` is gap^2 / 2, whose gradient is the same; ``k3`` is
@@ -98,6 +101,6 @@ def ref_kl(tokens: Tokens, settings: TrainSettings) -> Tensor:
 
 PARTS: dict[str, LossPart] = {"rl": rl, "ppo": ppo, "gspo": gspo, "ce": ce, "ref_kl": ref_kl}
 SEQUENCE_LEVEL = ("gspo",)
-"""Parts that need ``Tokens.sequence_gap_C``: the log-probabilities of a micro-batch are computed once before."""
+"""Parts that need ``Tokens.sequence_gap_C``, for which a micro-batch's log-probabilities are computed beforehand."""
 POLICY_GRADIENT = ("rl", "ppo", "gspo")
-"""Parts whose slope over their weight is the importance of a token."""
+"""Policy-gradient parts: minus their slope, divided by the weight, is the importance weight of a token."""

@@ -1,4 +1,4 @@
-"""Policies that the trained one is compared with: frozen, or following it in steps."""
+"""Policies that the trained one is compared with: frozen, or updated to it every so many steps."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from .settings import TrainSettings
 
 
 def needs_reference(batch: TrainBatch) -> bool:
-    """Whether ``ref_kl`` weighs tokens and their log-probabilities under the reference are not there yet."""
+    """Return whether ``ref_kl`` weighs tokens of a batch that has no ``ref_logprobs`` yet."""
     return batch.ref_logprobs is None and "ref_kl" in batch.weights and bool(batch.weights["ref_kl"].any())
 
 
 class Reference:
-    """Log-probabilities under a policy that is not trained."""
+    """Computes log-probabilities under a policy that is not trained."""
 
     def __init__(self, decoder: Decoder, settings: TrainSettings) -> None:
         self.decoder, self.settings = decoder.requires_grad_(False), settings
@@ -35,8 +35,8 @@ class Reference:
 
     @torch.no_grad()
     def fill(self, batch: TrainBatch) -> TrainBatch:
-        """``batch`` with the log-probabilities of the tokens that ``ref_kl`` weighs, among those that grammars allowed.
-        Experts are the reference's own choice, not the replayed ones."""
+        """Return ``batch`` with ``ref_logprobs`` of the tokens that ``ref_kl`` weighs, normalised over the allowed
+        tokens. Experts are the reference's own choice, not the replayed ones."""
         used_N = batch.weights["ref_kl"] != 0
         lengths = input_lengths(batch, used_N)
         ref_N = np.full(len(batch.tokens), np.nan, np.float32)
@@ -55,12 +55,11 @@ class Reference:
 
 @dataclass
 class LaggedPolicy:
-    """The policy as it was after the last multiple of ``every`` steps since ``start``, where training started; 0: as it
-    was there.
+    """A copy of the policy that is updated every ``every`` steps, counted from ``start``, the step at which training
+    started; with ``every`` 0 it stays the policy that training started from.
 
-    ``name`` is the beginning of its files in ``checkpoints``, of which the newest ``keep`` stay. ``load`` gives the
-    policy that training started from; it is called when the decoder is first asked for, which is as large as the
-    policy.
+    ``name``: prefix of its files in ``checkpoints``, of which the newest ``keep`` are kept. ``load`` returns the policy
+    that training started from; to save memory, it is called only when ``decoder`` is first called.
     """
 
     name: str
@@ -72,7 +71,7 @@ class LaggedPolicy:
     _decoder: Decoder | None = field(default=None, init=False)
 
     def decoder(self, step: int) -> Decoder:
-        """The policy to compare with in the step after ``step``. Raises CheckpointError where its file is missing."""
+        """Return the policy to compare with in the step after ``step``. Raises CheckpointError without its file."""
         if self._decoder is None:
             self._decoder = self.load().requires_grad_(False)
             if (since := self._since(step)) > self.start:
@@ -80,8 +79,8 @@ class LaggedPolicy:
         return self._decoder
 
     def follow(self, step: int, policy: Decoder) -> None:
-        """Take over ``policy`` as it is after ``step`` where that is due; before the checkpoint of that step, which is
-        nothing without it."""
+        """Copy and save ``policy`` as it is after ``step``, if an update is due. Call it before the checkpoint of that
+        step is saved, which is useless without this file."""
         if self._since(step) != step:
             return
         state = hf_state(policy)

@@ -34,13 +34,13 @@ class OptimizerSettings(Settings):
     """Momentum of Muon."""
 
     muon_nesterov: bool = True
-    """Look ahead along the momentum before orthogonalising."""
+    """Nesterov momentum: look ahead along the momentum before orthogonalising."""
 
     muon_weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled weight decay of Muon."""
 
     muon_steps: int = Field(default=5, ge=1, le=20)
-    """Newton-Schulz iterations."""
+    """Number of Newton-Schulz iterations."""
 
     muon_scale: Literal["shape", "rms"] = "shape"
     """Scale of an update for a matrix [out, in]: ``shape`` sqrt(max(1, out / in)) (Jordan); ``rms``
@@ -52,7 +52,7 @@ class OptimizerSettings(Settings):
 
 
 class ScheduleSettings(Settings):
-    """The learning rate over optimizer steps, as a factor of the peak."""
+    """The learning rate over optimizer steps, as a fraction of the peak."""
 
     kind: Literal["constant", "linear", "cosine"] = "constant"
     """Shape after the warm-up; linear and cosine reach ``floor`` at ``total_steps``."""
@@ -61,7 +61,7 @@ class ScheduleSettings(Settings):
     """The factor rises linearly over this many steps: step s (from 0) has (s + 1) / warmup_steps."""
 
     total_steps: int = Field(default=0, ge=0)
-    """Steps of the whole stage, warm-up included; needed by linear and cosine."""
+    """Number of steps of the whole stage, including the warm-up; needed by linear and cosine."""
 
     floor: float = Field(default=0.0, ge=0, le=1)
     """Factor at and after ``total_steps``."""
@@ -74,31 +74,31 @@ class ScheduleSettings(Settings):
 
 
 class ImportanceSettings(Settings):
-    """What to do about tokens sampled by an older policy; r = pi(token) / behaviour(token), per token."""
+    """Importance weights of tokens sampled by an older policy, from r = pi(token) / behaviour(token) per token."""
 
     mode: Literal["mask", "truncate", "off"] = "mask"
     """``mask``: weight r inside [low, high], 0 outside (IcePop). ``truncate``: weight min(r, cap).
     ``off``: weight 1. The weight is never differentiated."""
 
     low: float = Field(default=0.2, gt=0, le=1)
-    """Lower edge of the band."""
+    """Smallest ratio that ``mask`` keeps."""
 
     high: float = Field(default=5.0, ge=1)
-    """Upper edge of the band."""
+    """Largest ratio that ``mask`` keeps."""
 
     cap: float = Field(default=2.0, ge=1)
-    """Largest weight of ``truncate``."""
+    """Largest weight with ``truncate``."""
 
 
 class ClipSettings(Settings):
-    """The clipped surrogate min(r w, clip(r, 1 - low, 1 + high) w): beyond the edge that would be left by following the
-    gradient, a token has none."""
+    """The clipped surrogate min(r w, clip(r, 1 - low, 1 + high) w). A token whose ratio is already outside the range
+    has no gradient that would push it further out."""
 
     low: float = Field(default=0.2, ge=0, le=1)
-    """How far below 1 a ratio counts."""
+    """Clip range below 1."""
 
     high: float = Field(default=0.2, ge=0)
-    """How far above 1; a little more than ``low`` keeps exploration (DAPO, arXiv:2503.14476: 0.28)."""
+    """Clip range above 1; a little more than ``low`` keeps exploration (DAPO, arXiv:2503.14476: 0.28)."""
 
 
 class KlSettings(Settings):
@@ -109,48 +109,47 @@ class KlSettings(Settings):
     ``k3``: r - 1 - log r with r = ref / pi, as a loss. The variance of k3 explodes where the two policies separate."""
 
     reference_steps: int = Field(default=0, ge=0)
-    """The reference follows: every so many steps it becomes the policy as it is then. 0: the policy that RL starts
-    from, always."""
+    """Number of steps after which the reference is updated to the current policy. 0: the reference is always the policy
+    that RL starts from."""
 
 
 class HintKlSettings(Settings):
-    """The loss part ``hint_kl``: distil a policy that reads a hint into the one that did not; ``rl.hints`` says which
-    messages get one, and ``rl.hints.weight`` is the weight. p is the trained policy, q the teacher."""
+    """The loss part ``hint_kl``: distil the policy with a hint (teacher) into the policy without it. ``rl.hints`` says
+    which messages get a hint, and ``rl.hints.weight`` is the weight. p is the trained policy, q the teacher."""
 
     form: Literal["sampled", "forward", "reverse", "jsd"] = "reverse"
-    """``sampled``: log p - log q of the sampled token, detached inside the advantage. Over the vocabulary: ``forward``
-    KL(q || p); ``reverse`` KL(p || q); ``jsd``, between the two."""
+    """``sampled``: log p - log q of the sampled token, detached, as a negative advantage. Over the vocabulary:
+    ``forward`` KL(q || p); ``reverse`` KL(p || q); ``jsd``, between the two."""
 
     top_k: int = Field(default=0, ge=0)
-    """Compare the teacher's so many likeliest tokens, and all others together as one; 0 compares the whole vocabulary.
-    Not for ``sampled``."""
+    """Number of the teacher's likeliest tokens that are compared, with all others together as one; 0 compares the whole
+    vocabulary. Not for ``sampled``."""
 
     jsd_beta: float = Field(default=0.5, gt=0, lt=1)
-    """Of ``jsd``: the share of q in the mixture that both are compared with."""
+    """For ``jsd``: the share of q in the mixture that both are compared with."""
 
     teacher: Literal["live", "lagged", "frozen"] = "live"
-    """Weights that read the hint. ``live``: those of the step, before it; ``frozen``: those that RL starts from;
+    """Weights of the teacher. ``live``: those of the policy before the step; ``frozen``: those that RL starts from;
     ``lagged``: those after the last multiple of ``teacher_steps`` steps. The last two keep a second policy in
     memory."""
 
     teacher_steps: int = Field(default=10, ge=1)
-    """Of ``lagged``."""
+    """Number of steps between updates of a ``lagged`` teacher."""
 
     gate_low: float = Field(default=0.0, ge=0)
-    """Tokens of which teacher and student differ by less than this count 0; nats of log-probability of the sampled
-    token."""
+    """Tokens with |log q - log p| below this, in nats, do not count; p and q of the sampled token."""
 
     gate_high: float = Field(default=0.0, ge=0)
-    """Tokens of which they differ by more than this count 0; 0: no such limit."""
+    """Tokens with |log q - log p| above this, in nats, do not count; 0: no upper limit."""
 
     gate_slope: float = Field(default=0.0, ge=0)
-    """Above 0: tokens count sigmoid(gate_slope * (log q - log p)), so those that the teacher endorses count more than
-    those that it rejects (SDAR, arXiv:2605.15155)."""
+    """Above 0: tokens are multiplied by sigmoid(gate_slope * (log q - log p)), so that those that the teacher endorses
+    count more than those that it rejects (SDAR, arXiv:2605.15155)."""
 
     until_rejected: float = Field(default=0.0, ge=0)
-    """Above 0: a token is rejected if the teacher's log-probability is so many nats below the one that it was sampled
-    with, and tokens after the first rejected one of a message do not count. They continue a text that the teacher would
-    not have written, so its distribution there says little. 0: all tokens count."""
+    """Above 0: a token is rejected if its log-probability under the teacher is more than this many nats below the one
+    at sampling, and tokens after the first rejected one of a message do not count: they continue a text that the
+    teacher would not have written, so its distribution there says little. 0: all tokens count."""
 
     @model_validator(mode="after")
     def _possible(self) -> HintKlSettings:
@@ -176,39 +175,40 @@ class TrainSettings(Settings):
     """The learning rate schedule."""
 
     importance: ImportanceSettings = ImportanceSettings()
-    """Correction for off-policy tokens; touches the loss parts ``rl``, ``ref_kl`` and, in its form
-    ``sampled``, ``hint_kl``."""
+    """Correction for off-policy tokens, used by the loss parts ``rl``, ``ref_kl`` and (only the form ``sampled``)
+    ``hint_kl``."""
 
     clip: ClipSettings = ClipSettings()
-    """Of the loss part ``ppo``, for ratios of tokens."""
+    """Clipping of the loss part ``ppo``, for ratios of tokens."""
 
     sequence_clip: ClipSettings = ClipSettings(low=3e-4, high=4e-4)
-    """Of the loss part ``gspo``, for ratios of sequences, which vary far less (GSPO, section 5.1)."""
+    """Clipping of the loss part ``gspo``, for ratios of sequences, which vary far less (GSPO, section 5.1)."""
 
     kl: KlSettings = KlSettings()
-    """Of the loss part ``ref_kl``."""
+    """Settings of the loss part ``ref_kl``."""
 
     hint_kl: HintKlSettings = HintKlSettings()
-    """Of the loss part ``hint_kl``."""
+    """Settings of the loss part ``hint_kl``."""
 
     clip_norm: float = Field(default=1.0, ge=0)
     """Gradients are scaled down to this global L2 norm; 0 turns clipping off."""
 
     microbatch_tokens: int = Field(default=4096, ge=1)
-    """Padded tokens per forward pass. Changes speed and memory, not the gradient."""
+    """Maximum number of padded tokens per forward pass. Changes speed and memory, not the gradient."""
 
     logits_elements: int = Field(default=1 << 22, ge=1)
-    """Logits (tokens x vocabulary) that may exist at once."""
+    """Maximum number of logits (tokens x vocabulary) that exist at once."""
 
     products: Literal["float32", "bfloat16"] = "float32"
-    """Operands of matrix products, those of Muon included; weights, sums and gradients are float32 either way.
-    ``bfloat16`` is several times as fast where torch multiplies so: on a CPU x86 with AMX (without it torch 2.13
-    multiplies in float32 all the same), on a GPU by autocast, where results of products but logits are bfloat16 too.
-    Log-probabilities then differ from the engine's by about as much as with bfloat16 weights."""
+    """Dtype of the operands of matrix products, including those of Muon; weights, sums and gradients are float32 either
+    way. ``bfloat16`` is several times as fast where the hardware supports it: on an x86 CPU with AMX (without AMX,
+    torch 2.13 multiplies in float32 all the same), and on a GPU by autocast, where the results of products, except
+    logits, are bfloat16 too. Log-probabilities then differ from the engine's about as much as with bfloat16 weights."""
 
     replay_ratio: float = Field(default=0.0, ge=0, le=1)
-    """Router replay of a mixture of experts: an expert that the engine chose is used where its score is at least this
-    times the weakest of the trainer's own choice. 0 uses every one, 1 only those that the trainer would choose too."""
+    """Router replay of a mixture of experts: an expert that the engine chose is used if its score is at least this
+    factor times the lowest score among the trainer's own choice. 0 uses all of the engine's experts, 1 only those that
+    the trainer would choose too."""
 
     entropy: bool = True
     """Measure the policy's entropy at trained tokens (one more pass over the logits)."""
@@ -217,7 +217,7 @@ class TrainSettings(Settings):
     """Recompute activations in the backward pass: about a third more time, far less memory."""
 
     keep_checkpoints: int = Field(default=2, ge=1)
-    """Newest checkpoints kept."""
+    """Number of newest checkpoints to keep."""
 
     fsync: bool = True
-    """Flush checkpoints to the disk before they count: survives a power cut, not only a killed process."""
+    """Flush checkpoints to disk before they count, so that they survive a power cut and not only a killed process."""

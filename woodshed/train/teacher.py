@@ -1,7 +1,8 @@
 """The teacher of ``hint_kl``: the final hidden states of marked messages, read with their hints, without a gradient.
 
-Hidden states ``[H, D]`` are kept instead of logits ``[H, V]``: the loss computes the teacher's logits again chunk by
-chunk, beside the student's, so every form of the divergence sees the whole vocabulary and none stores it.
+Hidden states ``[H, D]`` are kept instead of logits ``[H, V]``: the loss computes the teacher's logits from them, chunk
+by chunk like the student's, so every form of the divergence sees the whole vocabulary without storing it for all
+tokens.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from .collate import AllowedSets, collate, input_lengths, micro_batches
 from .settings import TrainSettings
 
 _CHUNK = 512
-"""Tokens whose logits are computed at once."""
+"""Number of tokens whose logits are computed at once."""
 
 
 @dataclass(frozen=True)
 class Teacher:
-    """``hidden_HD`` of the tokens before each marked one, ``row_N`` int64 ``[N]``: which of them belongs to a token of
-    the batch (-1: none). ``counts_N`` bool ``[N]``: which marked tokens have a weight (``hint_kl.until_rejected``).
-    ``tokens``: positions that were computed for it."""
+    """Hidden states of the teacher. ``hidden_HD``: of the token before each marked one. ``row_N`` int64 ``[N]``: row of
+    ``hidden_HD`` for each token of the batch (-1: none). ``counts_N`` bool ``[N]``: True for marked tokens that count
+    (``hint_kl.until_rejected``). ``tokens``: number of positions that were computed."""
 
     decoder: Decoder
     hidden_HD: Tensor
@@ -37,19 +38,20 @@ class Teacher:
 
     @torch.no_grad()
     def logits(self, index_C: NDArray[np.int64]) -> Tensor:
-        """float32 ``[C, V]`` for marked tokens, given by their indices in the batch."""
+        """Return the logits, float32 ``[C, V]``, for marked tokens, given by their indices in the batch."""
         rows_C = torch.from_numpy(self.row_N[index_C]).to(self.hidden_HD.device)
         return self.decoder.logits(self.hidden_HD.index_select(0, rows_C))
 
 
 def weighs_hints(batch: TrainBatch) -> bool:
-    """Whether ``hint_kl`` weighs a token, so that a teacher is needed."""
+    """Return whether ``hint_kl`` weighs a token, so that a teacher is needed."""
     return "hint_kl" in batch.weights and bool(batch.weights["hint_kl"].any())
 
 
 @torch.no_grad()
 def read_hints(decoder: Decoder, batch: TrainBatch, settings: TrainSettings) -> Teacher:
-    """Read the hinted sequences of ``batch``. Experts are the teacher's own choice: its context is another one."""
+    """Compute the teacher's hidden states for the hinted sequences of ``batch``. Experts are the teacher's own choice,
+    since its context differs from the engine's."""
     hinted = batch.hinted
     assert hinted is not None, "TrainBatch.check sees to it that hints come with their weights"
     own_H, count = hinted.own_targets(), len(hinted.tokens)
@@ -86,8 +88,8 @@ def read_hints(decoder: Decoder, batch: TrainBatch, settings: TrainSettings) -> 
 
 
 def _before_rejection(decoder: Decoder, hidden_HD: Tensor, batch: TrainBatch, nats: float) -> NDArray[np.bool_]:
-    """bool ``[H]``: False for tokens after the first one of their message whose log-probability is more than ``nats``
-    lower under the teacher than when it was sampled. All True if ``nats`` is 0."""
+    """Return bool ``[H]``: False for the tokens of a message after the first rejected one, whose log-probability under
+    the teacher is more than ``nats`` below that at sampling. All True if ``nats`` is 0."""
     hinted = batch.hinted
     assert hinted is not None
     target_H = hinted.batch_targets()

@@ -1,7 +1,7 @@
-"""Sets of tokens that tokens were sampled from, each stored once: as bits or, where that is shorter, as a list of ids.
+"""Token sets that tokens were sampled from, each stored once: as bits or, if that is shorter, as a list of ids.
 
-Grammars allow a large part of the vocabulary or a few tokens; top-p of a trained policy keeps one to ten. With 150,000
-tokens, bits take 19 KB a set and ten ids 40 bytes.
+Grammars allow a large part of the vocabulary or a few tokens; top-p of a trained policy keeps one to ten. With a
+vocabulary of 150,000, bits take 19 KB per set and ten ids 40 bytes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class TokenSets:
         return len(self.bits) + len(self.ends)
 
     def problem(self) -> str | None:
-        """What is inconsistent, or None."""
+        """Return a description of the inconsistency, None if there is none."""
         if self.bits.ndim != 2 or self.ids.ndim != 1 or self.ends.ndim != 1:
             return f"bits {list(self.bits.shape)}, ids {list(self.ids.shape)} and ends {list(self.ends.shape)}"
         bounds = np.concatenate(([0], self.ends))
@@ -39,7 +39,7 @@ class TokenSets:
         return None
 
     def contains(self, numbers: NDArray[np.integer], tokens: NDArray[np.integer]) -> NDArray[np.bool_]:
-        """Whether each of ``tokens`` ``[n]`` is in the set of its number ``[n]``."""
+        """Return bool ``[n]``: whether each of ``tokens`` ``[n]`` is in the set numbered by ``numbers`` ``[n]``."""
         found = np.zeros(len(tokens), np.bool_)
         as_bits = np.flatnonzero(numbers < len(self.bits))
         fits = as_bits[tokens[as_bits] >> 3 < self.bits.shape[1]]
@@ -55,7 +55,7 @@ class TokenSets:
         return found
 
     def of(self, number: int) -> NDArray[np.int64]:
-        """The ids of one set, ascending."""
+        """Return the ids of one set, ascending."""
         if number < len(self.bits):
             return np.flatnonzero(np.unpackbits(self.bits[number], bitorder="little"))
         bounds = np.concatenate(([0], self.ends))
@@ -64,7 +64,7 @@ class TokenSets:
 
 
 class SetTable:
-    """Collects sets, equal ones once. ``add_bits`` and ``add_ids`` return temporary numbers for ``build``."""
+    """Collects sets, storing equal ones once. ``add_bits`` and ``add_ids`` return temporary numbers for ``build``."""
 
     def __init__(self) -> None:
         self._bits: dict[bytes, int] = {}
@@ -75,7 +75,7 @@ class SetTable:
         return self._bits.setdefault(bits.tobytes(), len(self._bits))
 
     def add_ids(self, ids: NDArray[np.integer]) -> int:
-        """Add a set as ids, ascending; stored as bits where that is shorter. Numbers of lists are -2 or less."""
+        """Add a set as ids, ascending; stored as bits if that is shorter. Numbers of lists are -2 or less."""
         width = (int(ids[-1]) >> 3) + 1
         if 4 * len(ids) <= width:
             return -2 - self._lists.setdefault(ids.astype(np.int32).tobytes(), len(self._lists))
@@ -84,7 +84,7 @@ class SetTable:
         return self.add_bits(np.packbits(mask, bitorder="little"))
 
     def build(self, numbers_T: NDArray[np.int32]) -> tuple[TokenSets, NDArray[np.int32]]:
-        """The sets, and ``numbers_T`` with final numbers; -1 stays."""
+        """Return the sets, and ``numbers_T`` with temporary numbers replaced by final ones; -1 stays."""
         width = max(map(len, self._bits), default=0)
         rows = [np.frombuffer(bits.ljust(width, b"\0"), np.uint8) for bits in self._bits]
         bits = np.stack(rows) if rows else np.zeros((0, width), np.uint8)
@@ -99,7 +99,7 @@ Numbered = tuple[TokenSets, NDArray[np.int32]]
 
 
 def merge(parts: Sequence[Numbered | None], lengths: Sequence[int]) -> Numbered:
-    """The sets and set numbers of sequences of ``lengths`` tokens, one after the other; None has none (-1)."""
+    """Merge the sets and set numbers of consecutive sequences of ``lengths`` tokens; None stands for no sets (-1)."""
     table, numbers = SetTable(), []
     for part, length in zip(parts, lengths, strict=True):
         if part is None:

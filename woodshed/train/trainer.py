@@ -23,16 +23,16 @@ from .teacher import read_hints, weighs_hints
 
 
 def summarise(seen: TokenStats) -> dict[str, float]:
-    """Means over the trained tokens of a step.
+    """Return statistics of the trained tokens of a step.
 
     ``dlogp_mean``, ``dlogp_p99``, ``dlogp_max``: of |logp - behaviour|, the train/rollout mismatch. ``ratio_p1``,
-    ``ratio_p50``, ``ratio_p99``: percentiles of r = exp(logp - behaviour), each a value that occurs. ``k3``: mean of
-    r - 1 - log r with r = pi / behaviour, an estimate of KL(behaviour || pi) in nats. ``ess``: effective sample size
-    (sum r)^2 / (n sum r^2), 1 when on-policy. ``masked_share``: tokens whose importance weight is 0, or that are
-    clipped. ``kl``: mean of logp - ref, k1 of the divergence from the reference, in nats per token. ``entropy``: nats
-    per token. Of the tokens of marked messages: ``hint_kl``, mean divergence from the teacher after the gate, in nats;
-    ``hint_gap``, mean of teacher's minus student's log-probability of the sampled token; ``hint_gated_share``, 1 minus
-    the mean gate; ``hint_tokens``, their number.
+    ``ratio_p50``, ``ratio_p99``: percentiles of r = exp(logp - behaviour), without interpolation. ``k3``: mean of
+    r - 1 - log r, an estimate of KL(behaviour || pi) in nats. ``ess``: effective sample size (sum r)^2 / (n sum r^2),
+    1 when on-policy. ``masked_share``: share of tokens whose importance weight is 0, or that are clipped. ``kl``: mean
+    of logp - ref, the k1 estimate of the divergence from the reference, in nats per token. ``entropy``: in nats per
+    token. Over the tokens of marked messages: ``hint_kl``: mean divergence from the teacher after the gate, in nats;
+    ``hint_gap``: mean of log q (teacher) - log p (student) of the sampled token; ``hint_gated_share``: 1 minus the mean
+    gate; ``hint_tokens``: number of these tokens.
     """
     out = {f"loss_{part}": value for part, value in seen.loss.items()}
     out["loss"] = sum(seen.loss.values())
@@ -66,10 +66,11 @@ log = logging.getLogger(__name__)
 
 
 class Trainer:
-    """Holds a decoder (trained in place) and its optimizer; ``step_count`` is the number of batches consumed, with the
-    ``start`` that others consumed before. The schedule of the learning rate begins there.
+    """Holds a decoder (trained in place) and its optimizer.
 
-    Equal policy, state and batches give bitwise equal results on one machine with one thread count.
+    ``start``: number of batches consumed in earlier rounds, where the learning-rate schedule begins; ``step_count``:
+    number of batches consumed, including these. Equal policy, state and batches give bitwise equal results on the same
+    machine with the same number of threads.
     """
 
     def __init__(self, decoder: Decoder, settings: TrainSettings, start: int = 0) -> None:
@@ -81,18 +82,18 @@ class Trainer:
         self.step_count = start
 
     def step(self, batch: TrainBatch, teacher: Decoder | None = None) -> dict[str, float]:
-        """Train on ``batch`` and return its metrics (see ``metrics.summarise``), plus ``grad_norm`` (before
-        clipping), ``lr``, ``tokens`` (computed), ``spared_share`` (of the tokens
-        of all sequences, those that were not computed because rows share them), ``sequences``, ``rollouts`` (that have
-        a sequence), ``staleness_mean`` and ``staleness_max`` (versions between sampling and this step), ``seconds``,
-        ``skipped``. Of a mixture of experts whose routes the engine recorded: ``replay_differs_share``, experts of the
-        engine that the trainer would not have chosen, of all that were to be replayed; ``replay_refused_share``, those
-        that ``replay_ratio`` kept out.
+        """Train on ``batch`` and return its metrics.
 
-        ``teacher`` reads the hints of the batch, by default the policy itself; ``teacher_tokens``: how many positions
-        that took. A batch that weighs no token, or whose gradient is not finite, changes no weight and counts as
-        ``skipped``; the step is consumed all the same. Raises BatchError where ``ref_kl`` weighs tokens and the batch
-        lacks their log-probabilities under the reference.
+        ``teacher``: policy that reads the hints of the batch, by default the trained policy itself. A batch without a
+        weighted token, or whose gradient is not finite, changes no policy weight; the step counts all the same. Raises
+        BatchError if ``ref_kl`` weighs tokens and the batch lacks ``ref_logprobs``.
+
+        Metrics: of ``summarise``, ``grad_norm`` (before clipping), ``lr``, ``tokens`` (computed), ``spared_share``
+        (share of all tokens that were not computed because rows share them), ``sequences``, ``rollouts`` (with at least
+        one sequence), ``staleness_mean`` and ``staleness_max`` (versions between sampling and this step), ``seconds``,
+        ``skipped`` (1 if no weight changed), ``teacher_tokens`` (positions that the teacher computed). For a mixture of
+        experts whose routes the engine recorded, as shares of the experts to replay: ``replay_differs_share`` (the
+        trainer would not have chosen them) and ``replay_refused_share`` (rejected by ``replay_ratio``).
         """
         with products_in(self.settings.products):
             return self._step(batch, teacher)
@@ -142,19 +143,19 @@ class Trainer:
         return out
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """(optimizer tensors, JSON-able rest). With the weights this is all that the next step depends on."""
+        """Return (optimizer tensors, JSON-serialisable rest). With the weights this is all the state of training."""
         rng = torch.get_rng_state().numpy().tobytes().hex()
         return self.optimizer.state(), {"step": self.step_count, "torch_rng": rng}
 
     def load_state(self, tensors: dict[str, Tensor], rest: dict[str, Any]) -> None:
-        """Take over what ``state`` returned; the decoder's weights are loaded by the caller."""
+        """Load what ``state`` returned; the caller loads the decoder's weights."""
         self.optimizer.load_state(tensors)
         self.step_count = int(rest["step"])
         torch.set_rng_state(torch.frombuffer(bytearray.fromhex(rest["torch_rng"]), dtype=torch.uint8))
 
 
 def _replay(decoder: Decoder) -> dict[str, float]:
-    """Shares of the experts to replay since the last call, empty without any."""
+    """Return the replay shares (see ``Trainer.step``) since the last call; empty if no experts were replayed."""
     layers = [module for module in decoder.modules() if isinstance(module, Experts) and module.replayed is not None]
     counts = [layer.replayed.tolist() for layer in layers if layer.replayed is not None]
     for layer in layers:
@@ -166,7 +167,8 @@ def _replay(decoder: Decoder) -> dict[str, float]:
 
 
 def _staleness(batch: TrainBatch) -> dict[str, float]:
-    """Weights before this step are version ``step - 1``; a token sampled by those has staleness 0."""
+    """Return mean and maximum staleness. The weights before this step are version ``step - 1``; a token sampled by them
+    has staleness 0."""
     sampled = batch.versions[batch.versions >= 0]
     if not len(sampled):
         return {}

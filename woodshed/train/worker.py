@@ -1,9 +1,9 @@
 """The trainer process: ``python -m woodshed.train.worker CONFIG.json``.
 
 Batch n -> step n -> checkpoint n -> line n of the metrics -> version n of the weight chain. Each arrow is atomic and
-repeatable and the checkpoint comes first, so a process killed anywhere continues with every batch trained exactly
-once: on start, the metrics and the chain are brought up to the checkpoint, and whatever is ahead of it is dropped.
-Versions are published in the background. If that takes longer than a step, the chain skips versions in between.
+repeatable and the checkpoint comes first, so that a killed process resumes with every batch trained exactly once: on
+start, the metrics and the chain are brought up to the checkpoint, and what they already have beyond it is not written
+again. Versions are published in the background. If that takes longer than a step, the chain skips versions.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def batch_path(folder: Path, step: int) -> Path:
 
 
 class Worker:
-    """Loads what there is, then trains one batch after the other."""
+    """Resumes from the latest checkpoint, then trains one batch after the other."""
 
     def __init__(self, config: WorkerConfig) -> None:
         self.config = config
@@ -70,7 +70,7 @@ class Worker:
         self._resume()
 
     def run(self) -> None:
-        """Until ``config.steps`` is reached or ``stopping`` is set."""
+        """Train until ``config.steps`` is reached or ``stopping`` is set."""
         while self.config.steps is None or self.trainer.step_count < self.config.steps:
             waited = time.perf_counter()
             batch = self._wait(self.trainer.step_count + 1)
@@ -83,7 +83,7 @@ class Worker:
 
     @contextlib.contextmanager
     def _computing(self) -> Iterator[None]:
-        """Hold the lock that keeps engines from this process's cores. A killed process loses it."""
+        """Hold the lock that keeps engines off this process's cores; it is released if the process is killed."""
         if self.config.lock is None:
             yield
             return
@@ -153,7 +153,7 @@ class Worker:
             self._delete_batches()
 
     def _start(self) -> Decoder:
-        """The policy that training started from."""
+        """Load the policy that training started from."""
         return load_decoder(self.config.policy, device=resolve(self.config.device), dtype=torch.float32)
 
     def _lagged(self, name: str, every: int) -> LaggedPolicy:
@@ -161,7 +161,8 @@ class Worker:
         return LaggedPolicy(name, every, self._start, self.config.checkpoints, keep, self.config.start)
 
     def _make_teacher(self) -> LaggedPolicy | None:
-        """Who reads hints; None for the trained policy itself. A policy that is the reference too is held once."""
+        """Return the policy that reads hints; None for the trained policy itself. If it is equal to the reference, both
+        share one copy."""
         hint_kl = self.config.train.hint_kl
         if hint_kl.teacher == "live":
             return None
@@ -169,8 +170,8 @@ class Worker:
         return self._reference if every == self._reference.every else self._lagged("teacher", every)
 
     def _follow(self, step: int) -> None:
-        """Make the policy the reference and the teacher where that is due; before the checkpoint, which is nothing
-        without them."""
+        """Update the reference and the teacher to the policy if that is due. Done before the checkpoint is saved, which
+        is useless without their files."""
         self._reference.follow(step, self.trainer.decoder)
         if self._teacher is not None and self._teacher is not self._reference:
             self._teacher.follow(step, self.trainer.decoder)
@@ -181,7 +182,7 @@ class Worker:
         self.publisher.publish(self.trainer.step_count, state)
 
     def _delete_batches(self) -> None:
-        """Keep what a fall-back to the oldest kept checkpoint would need."""
+        """Delete batches that a fall-back to the oldest kept checkpoint would not need."""
         oldest = steps(self.config.checkpoints)[0]
         for path in self.config.batches.glob("step-*.safetensors"):
             if path.stem.removeprefix("step-").isdigit() and int(path.stem.removeprefix("step-")) <= oldest:
@@ -189,7 +190,8 @@ class Worker:
 
 
 def main(argv: list[str]) -> int:
-    """Exit status: 0 after the last step or SIGTERM, 2 for what no second try helps (bad usage, a damaged file)."""
+    """Run the worker. Return the exit status: 0 after the last step or SIGTERM, 2 for errors that a retry cannot fix
+    (bad usage, a damaged file)."""
     if len(argv) != 1:
         print("usage: python -m woodshed.train.worker CONFIG.json", file=sys.stderr)
         return 2

@@ -1,4 +1,4 @@
-"""What the trainer process is told. Imports no torch."""
+"""Configuration of the trainer process. Imports no torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class WorkerConfig(Settings):
     """Hugging Face directory of the policy that training starts from (PolicyVersion ``start``)."""
 
     start: int = Field(default=0, ge=0)
-    """Steps before the first batch, of an earlier round. Schedules begin here."""
+    """Number of steps of earlier rounds, before the first batch. Schedules begin here."""
 
     batches: Path
     """Folder in which ``step-000001.safetensors``, ``step-000002.safetensors``, ... appear."""
@@ -40,19 +40,19 @@ class WorkerConfig(Settings):
     """How to publish."""
 
     steps: int | None = Field(default=None, ge=0)
-    """Stop after this step; None goes on until SIGTERM. 0 publishes the policy as it is."""
+    """Stop after this step; with None, train until SIGTERM. 0 only publishes the policy as it is."""
 
     device: Device = "auto"
-    """Where to train; the weights are float32 everywhere."""
+    """Device to train on; the weights are float32 everywhere."""
 
     threads: int = Field(default=1, ge=1)
-    """Torch threads. Two processes that spin on the same cores slow each other down far more than twofold."""
+    """Number of torch threads. Two processes that spin on the same cores slow each other down far more than twofold."""
 
     lock: Path | None = None
-    """File to lock while computing; an engine on this machine uses the cores while it is free."""
+    """File to lock while computing; an engine on this machine computes only while the lock is free."""
 
     poll_seconds: float = Field(default=0.02, gt=0)
-    """How often to look for the next batch."""
+    """Interval between checks for the next batch, in seconds."""
 
     delete_batches: bool = False
     """Delete batches that every kept checkpoint already contains."""

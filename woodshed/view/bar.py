@@ -1,4 +1,4 @@
-"""Progress of one long command: a bar on a terminal, a line now and then in a log file."""
+"""Progress of one long command: a bar on a terminal, an occasional line in a log file."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ SECONDS_PER_LINE = 30.0
 
 
 class Bar:
-    """Called with (done, total, note); ``total`` 0 is not known yet. Notes may be anybody's text.
+    """Progress display, called with (done, total, note); ``total`` 0: not known yet. Notes may be untrusted text.
 
-    A log file gets the last note again where nothing new comes for a while, so that silence means a dead process.
+    In a log file, the last note is repeated if nothing new comes for a while, so that silence means a dead process.
     """
 
     def __init__(self, console: Console) -> None:
@@ -40,7 +40,7 @@ class Bar:
         self._line()
 
     def _line(self) -> None:
-        """Print the last note, if no line was printed lately."""
+        """Print the last note, unless a line was printed in the last ``SECONDS_PER_LINE``."""
         with self._lock:
             now = time.monotonic()
             if now - self._last_line < SECONDS_PER_LINE:
@@ -68,5 +68,5 @@ class Bar:
 
 
 def clock(seconds: float) -> str:
-    """Minutes and seconds: 3:07."""
+    """Format minutes and seconds, such as 3:07."""
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

@@ -1,4 +1,4 @@
-"""The results of ``woodshed evaluate`` as tables in the terminal and as one HTML page, from ``results.json`` only."""
+"""The results of ``woodshed evaluate`` as tables in the terminal and as one HTML page, made from ``results.json``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .plots import scatter
 
 Results = Mapping[str, Any]
 Cells = list[list[str]]
-"""Rows of a table; the first holds the names of the columns."""
+"""Rows of a table; the first has the names of the columns."""
 AXES = {"tokens": "tokens per episode", "turns": "turns per episode", "seconds": "seconds per episode"}
 _MANY_TASKS = 400
 _AXES_SAID = (
@@ -25,9 +25,9 @@ _AXES_SAID = (
 
 
 def print_results(results: Results, console: Console) -> None:
-    """The table of the policies, their differences, and what is incomplete or not comparable.
+    """Print the table of the policies, their differences, and notes on what is incomplete or not comparable.
 
-    A policy is a column: the figures are many, and a terminal is narrow.
+    Each policy is a column, because there are many figures and a terminal is narrow.
     """
     console.print(_rich([list(column) for column in zip(*score_cells(results), strict=True)]))
     if results["differences"]:
@@ -41,7 +41,7 @@ def print_results(results: Results, console: Console) -> None:
 
 
 def write_page(results: Results, path: Path) -> None:
-    """Write a page that opens from disk: no scripts, plots as SVG."""
+    """Write a self-contained page, without scripts and with plots as SVG."""
     title = f"Evaluation of {', '.join(policy['name'] for policy in results['policies'])}"
     parts = [
         f"<!doctype html><meta charset=utf-8><title>{html.escape(title)}</title><style>{STYLE}</style>",
@@ -77,7 +77,7 @@ def _baseline_said(names: Sequence[str]) -> str:
 
 
 def score_cells(results: Results, suite: str = "") -> Cells:
-    """One row for each policy, of all suites or of one."""
+    """Return one row for each policy, with its scores on all suites or on ``suite``."""
     policies = results["policies"]
     figures = [policy["suites"][suite] if suite else policy for policy in policies]
     most = max((int(k) for each in figures for k in each["pass_at"]), default=1)
@@ -100,7 +100,7 @@ def score_cells(results: Results, suite: str = "") -> Cells:
 
 
 def difference_cells(results: Results) -> Cells:
-    """Paired differences to the baseline."""
+    """Return the paired differences to the baseline."""
     cells = [["policy", "baseline", "tasks", "difference [95 %]"]]
     for each in results["differences"]:
         gain = "" if each["gain"] is None else _estimate(each["gain"], sign="+")
@@ -109,8 +109,8 @@ def difference_cells(results: Results) -> Cells:
 
 
 def axis_cells(results: Results, wide: bool = False) -> Cells:
-    """One row for each axis, one column for each policy; a mark says that the interval of the difference to the
-    baseline does not contain 0. ``wide``: with intervals."""
+    """Return one row for each axis, one column for each policy. A mark (+ or -) means that the interval of the
+    difference to the baseline does not contain 0. ``wide``: with intervals."""
     policies = results["policies"]
     cells = [["mean over tasks", "better", *(policy["name"] for policy in policies)]]
     for axis, about in results["axes"].items():
@@ -126,7 +126,7 @@ def axis_cells(results: Results, wide: bool = False) -> Cells:
 
 
 def agreement_cells(results: Results) -> Cells:
-    """How often a judge gives the same answer again, and the one that a rule gives."""
+    """Return how often the judge agrees with itself in repeated readings, and with a rule, by aspect."""
     cells = [["judge on", "episodes", "no answer", "agrees with itself", "kappa", "with the rule", "agrees", "kappa"]]
     for aspect, each in results["agreements"].items():
         own = [_share(each["agreement"]), _number(each["kappa"], 2)]
@@ -136,7 +136,7 @@ def agreement_cells(results: Results) -> Cells:
 
 
 def cheat_cells(results: Results) -> Cells:
-    """Reasons of cheats and findings of monitors, by policy, with the number of episodes."""
+    """Return the reasons of cheats and findings of monitors, by policy, with the number of episodes."""
     cells = [["policy", "what", "episodes"]]
     for policy in results["policies"]:
         for name, count in sorted(policy["reasons"].items()):
@@ -147,7 +147,7 @@ def cheat_cells(results: Results) -> Cells:
 
 
 def sweep_cells(results: Results) -> Cells:
-    """Development score at each temperature that was tried."""
+    """Return the development score at each temperature that was tried."""
     cells = [["policy", "temperature", "development pass@1", ""]]
     for policy in results["policies"]:
         for at, value in policy["tried"].items():
@@ -157,7 +157,7 @@ def sweep_cells(results: Results) -> Cells:
 
 
 def task_cells(results: Results) -> Cells:
-    """Solved samples of every task, hardest first; the first few hundred."""
+    """Return the solved samples of every task, hardest first, at most ``_MANY_TASKS``."""
     names = [policy["name"] for policy in results["policies"]]
     rows = [(suite, task, by) for suite, tasks in results["tasks"].items() for task, by in tasks.items()]
     rows.sort(key=lambda row: (sum(c for c, _ in row[2].values()), row[0], row[1]))
@@ -170,7 +170,7 @@ def task_cells(results: Results) -> Cells:
 
 
 def notes(results: Results) -> list[str]:
-    """What a reader has to know: budgets, missing episodes, regrading, noise floor, harnesses."""
+    """Return notes that a reader needs: budgets, missing episodes, noise floor, regrading, network, harnesses."""
     found = [f"not complete: {results['note']}"] if results["note"] else []
     for policy in results["policies"]:
         ended = policy["episodes"] - policy["infra_errors"]
@@ -215,7 +215,7 @@ def _table(cells: Cells) -> str:
 
 
 def _cell(text: str) -> str:
-    """A cell; an estimate stays on one line with its interval."""
+    """Return a table cell; an estimate stays on one line with its interval."""
     return f"<td{' class=figure' if text.endswith(']') or '] ' in text else ''}>{html.escape(text)}"
 
 

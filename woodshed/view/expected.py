@@ -1,8 +1,8 @@
-"""Expected learning curves of a recipe: made from finished runs, shipped beside it, compared with a running one.
+"""Expected learning curves of a recipe: made from finished runs, shipped with the recipe, compared with a running one.
 
-``recipes/NAME.expected.json`` has a band for each curve: where smoothed values of a healthy run lie. A run of the same
-recipe (any seed) that leaves a band has changed behaviour, for better or worse; a value that is not a number is always
-wrong.
+``recipes/NAME.expected.json`` has a band for each curve: the range of the smoothed values of a healthy run. A run of
+the same recipe (any seed) that leaves a band has changed behaviour, for better or worse; a value that is not a number
+is always wrong.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ CURVES: dict[str, tuple[str, str, float]] = {
     "entropy": ("trainer", "entropy", 0.1),
     "effective sample size": ("trainer", "ess", 0.1),
 }
-"""Curve -> (metrics file of the run, field of its lines, least distance of its band from the middle). The x axis is the
-line's ``step``."""
+"""Curve -> (metrics file of the run, field of its lines, minimum half-width of its band). The x axis is the line's
+``step``."""
 
 MOST_POINTS = 40
 SECTIONS = ("policy", "tasks", "learn", "harness", "rl", "train")
-"""Parts of a recipe that decide its curves. ``seed`` and everything else may differ."""
+"""Parts of a recipe that determine its curves. ``seed`` and everything else may differ."""
 
 
 class ExpectedError(ValueError):
@@ -45,7 +45,7 @@ class ExpectedError(ValueError):
 
 @dataclass(frozen=True)
 class Band:
-    """Steps and, at each, the lowest and highest value expected of the mean over the ``window`` values up to it."""
+    """Steps and, at each, the lowest and highest value expected of the mean over the last ``window`` values."""
 
     window: int
     steps: list[int]
@@ -55,7 +55,7 @@ class Band:
 
 @dataclass(frozen=True)
 class Departure:
-    """A smoothed value outside its band (or that is no number); ``band`` is None for the latter."""
+    """A smoothed value outside its band, or a value that is not a number (``band`` is None then)."""
 
     curve: str
     step: int
@@ -71,7 +71,8 @@ class Departure:
 
 @dataclass(frozen=True)
 class Expected:
-    """What ``NAME.expected.json`` holds. ``minutes``: of each run, on ``hardware``. ``figures``: for people."""
+    """Content of ``NAME.expected.json``. ``minutes``: duration of each run, on ``hardware``. ``figures``: for
+    people."""
 
     recipe: str
     digest: str
@@ -87,7 +88,7 @@ class Expected:
 
     @staticmethod
     def load(path: Path) -> Expected:
-        """Raises FileNotFoundError, and ExpectedError for a file of another form."""
+        """Load a file. Raises FileNotFoundError, and ExpectedError for a file of another form."""
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
             curves = {str(name): Band(**band) for name, band in data.pop("curves").items()}
@@ -98,7 +99,8 @@ class Expected:
             ) from None
 
     def departures(self, root: Path) -> list[Departure]:
-        """For each curve, where the run in ``root`` first left its band, and any value that is not a number."""
+        """Return, for each curve of the run in ``root``, its first value that is not a number, else the first smoothed
+        value outside its band, if any."""
         found = []
         for name, band in self.curves.items():
             steps, values = read_curve(root, name)
@@ -116,14 +118,14 @@ class Expected:
 
 
 def digest_of(recipe: Mapping[str, Any]) -> str:
-    """Identifies what decides the curves of a recipe (``model_dump(mode="json", exclude_defaults=True)``, so that new
-    settings with a default change nothing)."""
+    """Return the digest of everything in ``recipe`` that determines its curves. ``recipe``:
+    ``model_dump(mode="json", exclude_defaults=True)``, so that new settings with a default change nothing."""
     chosen = {name: recipe.get(name) for name in SECTIONS}
     return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def read_curve(root: Path, name: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """(steps, values) of a run so far; a step that was done again after a kill counts with its last value."""
+    """Return (steps, values) of a run so far; a step that was repeated after a kill counts with its last value."""
     file, key, _ = CURVES[name]
     rows = {int(row["step"]): _number(row[key]) for row in read_jsonl(root / "metrics" / f"{file}.jsonl") if key in row}
     steps = sorted(rows)
@@ -131,7 +133,7 @@ def read_curve(root: Path, name: str) -> tuple[NDArray[np.int64], NDArray[np.flo
 
 
 def smoothed(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
-    """Mean over the last ``window`` values (fewer at the beginning)."""
+    """Return the running mean over the last ``window`` values (fewer at the beginning)."""
     sums = np.concatenate(([0.0], np.cumsum(values)))
     ends = np.arange(1, len(values) + 1)
     starts = np.maximum(0, ends - window)
@@ -139,11 +141,11 @@ def smoothed(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
 
 
 def band_of(runs: Sequence[tuple[NDArray[np.int64], NDArray[np.float64]]], least: float) -> Band | None:
-    """The band of one curve over several runs; None where they have no step in common.
+    """Return the band of one curve over several runs, (steps, values) each; None if they have no step in common.
 
-    Around the mean of the smoothed runs: 1.5 times their largest distance from it, and four standard errors of a
-    smoothed value (the noise of a single one is estimated from differences of neighbours), at least ``least``. Raises
-    ExpectedError for a value that is not a number.
+    The band is centred on the mean of the smoothed runs. Its half-width is 1.5 times their largest distance from the
+    mean plus four standard errors of a smoothed value (the noise of a single value is estimated from differences of
+    neighbours), at least ``least``. Raises ExpectedError for a value that is not a number.
     """
     shared = sorted(set.intersection(*(set(map(int, steps)) for steps, _ in runs)))
     if not shared:
@@ -175,7 +177,7 @@ def expected_of(
     minutes: Sequence[float],
     figures: Mapping[str, Any] | None = None,
 ) -> Expected:
-    """The expected curves of finished runs of one recipe. Raises ExpectedError for fewer than two."""
+    """Return the expected curves from finished runs of one recipe. Raises ExpectedError for fewer than two runs."""
     if len(roots) < 2:
         raise ExpectedError("one run says nothing about how much runs differ; give at least two, with different seeds")
     curves = {}
@@ -187,7 +189,7 @@ def expected_of(
 
 
 def expected_section(root: Path, expected: Expected | None) -> str:
-    """HTML of the report: the run's curves over their bands; '' where nothing is expected of its recipe."""
+    """Return HTML for the report: the run's curves over their bands; '' if its recipe has no expected curves."""
     if expected is None:
         return ""
     found = expected.departures(root)

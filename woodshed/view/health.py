@@ -1,4 +1,4 @@
-"""The report's section on the health of RL: where every rollout went, which alarms fired, a plot for each metric."""
+"""The report's section on the health of RL: fates of the rollouts, alarms that fired, a plot for each metric."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .plots import lines
 
 
 def conserved(ledger: Path, stored: Sequence[str], metrics: Path, *, finished: bool) -> dict[str, Any] | None:
-    """Where every rollout went, checked against the trajectories, the batches and the trainer; ``error`` names what
-    does not add up, or is ''. None before RL, and for runs of earlier versions."""
+    """Return the rollouts of a run by fate, checked against the trajectories, the batches and the trainer. ``error``
+    names what does not add up, or is ''. None before RL, and for runs of earlier versions."""
     found = read_conservation(ledger)
     if found is None:
         return None
@@ -41,7 +41,7 @@ def conserved(ledger: Path, stored: Sequence[str], metrics: Path, *, finished: b
 
 
 def health_section(conservation: Mapping[str, Any] | None, grown: Grown | None, metrics: Path) -> str:
-    """HTML; '' where there is nothing to show."""
+    """Return the section as HTML; '' if there is nothing to show."""
     steps = join(read_jsonl(metrics / "rollouts.jsonl"), read_jsonl(metrics / "trainer.jsonl"))
     if conservation is None and not steps:
         return ""
@@ -92,7 +92,7 @@ _COLUMNS = ("step", "alarm", "action", "message")
 
 
 def _plots(steps: Sequence[Step]) -> list[str]:
-    """Of the metrics that are known; a run of an earlier version lacks some."""
+    """Return plots of the metrics that the run has; a run of an earlier version lacks some."""
     terms = sorted({name for step in steps for name in step.get("reward_terms", {})})
     statuses = sorted({name for step in steps for name in step.get("statuses", {})})
     tools = sorted({name for step in steps for name in step.get("tools", {})})

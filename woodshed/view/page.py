@@ -1,4 +1,4 @@
-"""What all HTML pages share."""
+"""Style sheet of all HTML pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plots as inline SVG, so that the report is one file that opens without a server."""
+"""Plots as inline SVG, so that the report is a single file that opens without a server."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def lines(
     band: tuple[Sequence[float], Sequence[float], Sequence[float]] | None = None,
     size: tuple[float, float] = (5.2, 2.8),
 ) -> str:
-    """Curves by name, each (x values, y values), with a running mean over ``smooth`` points drawn bold. ``band``: x
-    values, lower and upper edge of an area behind them."""
+    """Draw curves by name, each (x values, y values), with their running means over ``smooth`` points in bold.
+    ``x``, ``y``: names of the axes. ``band``: x values, lower and upper edge of an area behind the curves."""
     figure, axis = _figure(size)
     if band is not None:
         axis.fill_between(*band, color="tab:green", alpha=0.2, linewidth=0)
@@ -41,7 +41,7 @@ def lines(
 
 
 def bars(groups: Mapping[str, Mapping[str, float]], *, y: str, size: tuple[float, float] = (5.2, 2.8)) -> str:
-    """Grouped bars: {series: {label: value}}."""
+    """Draw grouped bars: {series: {label: value}}."""
     figure, axis = _figure(size)
     labels = sorted({label for values in groups.values() for label in values})
     width = 0.8 / max(1, len(groups))
@@ -55,8 +55,9 @@ def bars(groups: Mapping[str, Mapping[str, float]], *, y: str, size: tuple[float
 
 
 def _literal(text: str) -> str:
-    """Text that matplotlib shows as it is: no mathematics between dollar signs, and no label that is left out because
-    it begins with an underscore. Names of tools are whatever a policy or a program calls them."""
+    """Shorten and escape text so that matplotlib shows it literally: it would typeset text between dollar signs as
+    mathematics, and hide labels that begin with an underscore. Tool names are chosen by a policy or program, so they
+    can be any text."""
     short = text if len(text) <= 24 else f"{text[:23]}…"
     return ("\u200b" if short.startswith("_") else "") + short.replace("$", r"\$")
 
@@ -69,8 +70,8 @@ def scatter(
     y: str,
     size: tuple[float, float] = (5.2, 2.8),
 ) -> str:
-    """Named points (x, y), with a step line through those of a Pareto ``front`` (names, in order of x). Names are in a
-    legend beside them, as points lie close together or upon each other."""
+    """Draw named points (x, y), with a step line through those of a Pareto ``front`` (names, in order of x). Names are
+    in a legend at the side, because points may be close together or coincide."""
     figure, axis = _figure(size)
     if front:
         axis.step([points[n][0] for n in front], [points[n][1] for n in front], where="post", color="0.7", zorder=0)
@@ -88,7 +89,7 @@ _MARKERS = "osD^v<>Pp*"
 
 
 def _label(axis: Any, y: str, x: str = "") -> None:
-    """Name both axes: the vertical one above it, where long names have room."""
+    """Label both axes: the vertical one above it, where there is room for long names."""
     axis.set_title(y, loc="left", fontsize=9)
     axis.set_xlabel(x, fontsize=9)
 

@@ -1,4 +1,4 @@
-"""``report.html`` and the closing table of a run, from records only."""
+"""``report.html`` and the final table of a run, made from its records only."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ from .summary import EFFORT, Evaluation, evaluation, flagged, gains, telling_pai
 
 
 def transcript(trajectory: Trajectory) -> str:
-    """The conversation with its calls and results, then status, outcome and effort. All text is escaped."""
+    """Return HTML of an episode: outcome, status and effort, then the conversation with its calls and results. All text
+    is escaped."""
     outcome = trajectory.outcome
     verdict = "resolved" if outcome and outcome.resolved else "not resolved"
     head = (
@@ -71,7 +72,7 @@ def _arguments(text: object) -> str:
 
 
 Cells = list[list[str]]
-"""Rows of a table; the first holds the names of the columns."""
+"""Rows of a table; the first has the names of the columns."""
 
 
 class ReportError(Exception):
@@ -96,9 +97,9 @@ class Run(Protocol):
 
 
 def build_report(run: Run, console: Console, expected: Expected | None = None) -> dict[str, Any]:
-    """Write ``report.html`` and ``summary.json``, print the table; the summary's numbers come back.
+    """Write ``report.html`` and ``summary.json``, print the table, and return the summary's numbers.
 
-    ``expected``: the curves that a run of this recipe should have.
+    ``expected``: the curves that a run of this recipe should have. Raises ReportError if there is nothing to report.
     """
     if not run.trajectories.exists():
         raise ReportError(f"{run.root}: no trajectories yet; run the recipe first")
@@ -187,7 +188,7 @@ def _summary(
 
 
 def _tables(arms: dict[str, Evaluation], title: dict[str, str], temperatures: dict[str, float | None]) -> list[Cells]:
-    """A row for each policy, the baselines first: how often it succeeds, and what it takes for that."""
+    """Return two tables with a row for each policy, baselines first: success rates, and effort per episode."""
     samples = arms[BEFORE].samples
     success = [["policy", "pass@1", f"best-of-{samples}", "T", "first", "later", "submitted"]]
     effort = [["per episode", *(key.replace("_", " ") for key in EFFORT)]]
@@ -207,7 +208,7 @@ _LEGEND = (
 
 
 def _known(value: float) -> float | None:
-    """None for nan, which JSON does not have."""
+    """Return None for nan, which JSON does not support, else ``value``."""
     return None if math.isnan(value) else value
 
 
@@ -216,7 +217,7 @@ def _share(value: float) -> str:
 
 
 def _gain(arms: dict[str, Evaluation], title: dict[str, str]) -> str:
-    """What RL gains over the best baseline, paired by task; '' before RL was evaluated."""
+    """Return the gain of RL over the best baseline, paired by task, in words; '' before RL was evaluated."""
     if AFTER not in arms:
         return ""
     best = best_baseline({name: arm.pass1.mean for name, arm in arms.items()})
@@ -259,7 +260,7 @@ def _html_table(table: Cells) -> str:
 
 
 def _rounds(run: Run, arms: dict[str, Evaluation]) -> str:
-    """Held-out rates by step of RL, where it has rounds."""
+    """Return a plot of held-out pass rates by RL step; '' if RL has only one round."""
     points = [(0, arms[BEFORE])]
     for name, arm in arms.items():
         stage, number = split_round(name)
@@ -344,7 +345,7 @@ def _time(run: Run, summary: dict[str, Any]) -> str:
 
 
 def _learns(root: Path, part: str, setting: str) -> bool:
-    """Return True if the run's own recipe sets ``learn.PART.SETTING``."""
+    """Return whether the run's own recipe sets ``learn.PART.SETTING`` to true."""
     try:
         recipe = tomllib.loads((root / "recipe.toml").read_text("utf-8"))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The numbers of a run, computed from its records only: what the table, the report and the benchmarks print."""
+"""The numbers of a run for the final table, the report and the benchmarks, computed from its records only."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EFFORT = ("turns", "sampled_tokens", "test_runs", "edits", "invalid_calls")
 
 @dataclass
 class Evaluation:
-    """One evaluation: estimates over tasks, and what the agent did."""
+    """One evaluation: estimates over tasks, and statistics of the agent's behaviour."""
 
     name: str
     tasks: list[str]
@@ -36,9 +36,9 @@ class Evaluation:
     first_attempts: float = float("nan")
     """Share of first attempts at a repair that passed (``rollout.attempts``)."""
     later_attempts: float = float("nan")
-    """The same of all later ones."""
+    """Share of all later attempts that passed."""
     later_if_fresh: float = float("nan")
-    """Share of the later ones that would pass if each were a first one (``rate_if_fresh``)."""
+    """Share of the later attempts that would pass if each were a first attempt (``rate_if_fresh``)."""
     kinds: dict[str, tuple[int, float]] = field(default_factory=dict)
     flagged: dict[str, int] = field(default_factory=dict)
 
@@ -57,13 +57,13 @@ class Evaluation:
 
 
 def evaluation(store: TrajectoryStore, name: str, kinds: dict[str, str] | None = None) -> Evaluation | None:
-    """The stored evaluation ``name``, or None if there is none. ``kinds`` maps task names to their kind of change."""
+    """Return the stored evaluation ``name``, or None if there is none. ``kinds``: kind of change by task name."""
     rows = store.rows(f"source = 'eval' AND group_id LIKE '{name}:%'")
     if not rows:
         return None
     by_task: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
-        if row["status"] != INFRA:  # it says nothing of the policy
+        if row["status"] != INFRA:  # says nothing about the policy
             by_task.setdefault(row["task"], []).append(row)
     if not by_task:
         return None
@@ -93,13 +93,13 @@ def evaluation(store: TrajectoryStore, name: str, kinds: dict[str, str] | None =
 
 
 def flagged(rows: Iterable[dict[str, Any]]) -> dict[str, int]:
-    """Episodes that each monitor flagged, of rows of the store."""
+    """Return the number of episodes that each monitor flagged. ``rows``: rows of the store."""
     found = (row["labels"].get("flagged", "") for row in rows)
     return dict(Counter(name for text in found for name in text.split(",") if name))
 
 
 def gains(before: Evaluation, after: Evaluation) -> tuple[Estimate, Estimate]:
-    """Paired gain over the tasks of both: pass@1 and best-of-k."""
+    """Return the paired gains in pass@1 and best-of-k, over the tasks of both evaluations."""
     b = dict(zip(before.tasks, zip(before.pass1_by_task, before.best_by_task), strict=True))
     a = dict(zip(after.tasks, zip(after.pass1_by_task, after.best_by_task), strict=True))
     tasks = sorted(set(a) & set(b))
@@ -112,7 +112,8 @@ def gains(before: Evaluation, after: Evaluation) -> tuple[Estimate, Estimate]:
 def telling_pairs(
     store: TrajectoryStore, before: Evaluation, after: Evaluation, count: int = 3
 ) -> list[tuple[Any, Any]]:
-    """Tasks that failed before and passed after, with one trajectory of each, for people to read."""
+    """Return (trajectory before, trajectory after) of the ``count`` tasks whose pass rate rose most, for people to
+    read: a failed one before and a solved one after, if there are such."""
     b = dict(zip(before.tasks, before.pass1_by_task, strict=True))
     a = dict(zip(after.tasks, after.pass1_by_task, strict=True))
     ranked = sorted(set(a) & set(b), key=lambda t: (b[t] - a[t], t))
@@ -132,7 +133,8 @@ class FindingsError(Exception):
 
 
 def print_findings(trajectories: Path, console: Console, *, only: Sequence[str] = (), show: int = 10) -> int:
-    """A table of counts by source, then up to ``show`` flagged episodes with their findings. How many are flagged."""
+    """Print a table of counts by source, then up to ``show`` flagged episodes with their findings. Return the number of
+    flagged episodes. Raises FindingsError without trajectories."""
     if not trajectories.exists():
         raise FindingsError(f"{trajectories.parent}: no trajectories; give the directory of a run that has some")
     store = TrajectoryStore(trajectories)

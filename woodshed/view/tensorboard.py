@@ -1,6 +1,6 @@
 """The metrics of a run as TensorBoard event files: ``tensorboard --logdir RUN/tensorboard``.
 
-The JSON lines in ``RUN/metrics`` are the record; the event files are made from them and can be made again.
+The JSON lines in ``RUN/metrics`` are the primary record; the event files are made from them and can be made again.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 
 class TensorBoardMirror:
-    """Follows ``metrics/*.jsonl`` of a run directory; every file becomes a TensorBoard run of its name."""
+    """Follows ``metrics/*.jsonl`` of a run directory; every file becomes a TensorBoard run with its name."""
 
     def __init__(self, root: Path) -> None:
         self._source, self._target = root / "metrics", root / "tensorboard"
         self._read: dict[str, int] = {}
 
     def update(self) -> None:
-        """Take over the complete lines that are new. A file that became shorter was begun again: so are its events.
-        What an earlier process wrote goes first."""
+        """Write events for new complete lines. If a file became shorter, it was started anew, and its events are
+        rewritten. The first call deletes the event files of an earlier process."""
         if not self._read:
             shutil.rmtree(self._target, ignore_errors=True)
         for path in sorted(self._source.glob("*.jsonl")):
@@ -50,13 +50,13 @@ class TensorBoardMirror:
 
 
 def event(line: Mapping[str, Any], moment: float) -> Event:
-    """One metrics line; ``moment`` is its time (seconds since 1970) where it does not say."""
+    """Convert one metrics line. ``moment``: time to use if the line has none, in seconds since 1970."""
     values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(line) if tag != "step"]
     return Event(wall_time=line.get("time", moment), step=line["step"], summary=Summary(value=values))
 
 
 def scalars(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """The numbers in a metrics line, those of nested objects as ``outer/inner``."""
+    """Yield the numbers in a metrics line by name; those of nested objects as ``outer/inner``."""
     for key, value in line.items():
         if isinstance(value, Mapping):
             yield from scalars(value, f"{prefix}{key}/")

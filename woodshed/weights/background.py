@@ -4,8 +4,8 @@ Back-pressure: training never waits for the store. While a version is being writ
 the versions between are skipped and counted (a delta names its base, so numbers may be left out), and the newest is
 written as soon as the writer is free. Memory is bounded: base, the snapshot being written, and the newest.
 
-With several ranks the threads agree on the next version: the newest that any of them was given; the others are about to
-get it too. Until they have agreed, a rank keeps up to three snapshots, and waits only beyond those.
+With several ranks the threads agree on the next version: the newest that any rank was given, since the other ranks are
+about to get it too. Until they agree, a rank keeps up to three snapshots, and training waits if there are more.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ class BackgroundPublisher:
                 self._changed.notify_all()
 
     def _offer(self) -> int | None:
-        """Wait for a version and return the newest; None when closed. From it on nothing is dropped until ``_take``."""
+        """Wait for a version and return the newest; None when closed. No snapshot is dropped from now until
+        ``_take``."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closing)
             if not self._waiting:

@@ -174,7 +174,8 @@ class Publisher:
         write_manifest(self.store, manifest, replace=True)
 
     def _republish(self, version: int, image: Image) -> None:
-        """Check that the version exists with these weights, in whatever pieces. Raises VersionConflict."""
+        """Check that the version exists with these weights, however they are divided into pieces. Raises
+        VersionConflict."""
         try:
             known = read_manifest(self.store, version).digest
         except FileNotFoundError:
@@ -239,7 +240,7 @@ def verify_chain(chain: str | os.PathLike[str] | Store) -> list[int]:
 
 
 def _holds(tensor: Tensor, piece: Piece) -> bool:
-    """Whether the piece's region of a whole tensor has the piece's dtype and bytes."""
+    """Return whether the piece's region of a whole tensor has the piece's dtype and bytes."""
     region = piece.region
     if tuple(tensor.shape) != region.whole:
         return False

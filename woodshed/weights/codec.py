@@ -6,7 +6,7 @@ while low mantissa bytes look random, and every plane takes the smallest of: not
 codes alone, or gap coding (distances between non-zero bytes and their values, each coded in turn). With gap coding
 sparse planes approach the entropy of their positions, which match-based coding does not. Huffman codes alone (DEFLATE
 without matches) come within some per cent of the entropy of bytes without repetition, such as those values; a search
-for matches would find chance ones that cost more than they save.
+for matches would find random ones that cost more than they save.
 
 Blob: one byte of kind, then for ``ZERO`` nothing, ``RAW`` the bytes, ``ZSTD`` a frame, ``HUFFMAN`` a raw DEFLATE
 stream, ``GAPS`` three little-endian uint64 (non-zero count, length of the gap stream, length of its blob), a byte (low

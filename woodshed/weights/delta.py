@@ -24,7 +24,7 @@ from .shards import Region
 
 T = TypeVar("T")
 Wanted = Callable[[str, Region], bool]
-"""Whether this reader needs a piece (tensor name, region)."""
+"""Returns whether a reader needs a piece, given its tensor name and region."""
 
 _LENGTH = struct.Struct("<I")
 _MAX_INDEX = 1 << 28
@@ -72,7 +72,7 @@ def encode_parts(image: Image, base: Image | None, *, level: int = 1, part_bytes
 def decode_part(data: bytes, base: Image | None, *, where: str, wanted: Wanted | None = None) -> Image:
     """Decode the pieces of one part (those ``wanted``). ``where`` names the file in errors.
 
-    Raises WrongBase where ``base`` lacks a piece that the delta was made from, TornVersion where bytes are damaged.
+    Raises WrongBase if ``base`` lacks a piece that the delta was made from, TornVersion if bytes are damaged.
     ``base`` is not changed, so a failed call can be repeated.
     """
     entries, body = _unpack(data, where)

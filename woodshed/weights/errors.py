@@ -8,7 +8,7 @@ class ChainError(Exception):
 
 
 class WrongBase(ChainError):
-    """A delta does not belong to the held weights: it was made from others."""
+    """A delta was made from other weights than those held."""
 
 
 class TornVersion(ChainError):

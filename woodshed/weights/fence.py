@@ -1,6 +1,6 @@
 """Fencing of a chain: its identity, and which publisher may write it. Imports no torch.
 
-A publisher takes the next writer number by creating ``writer/000002.json``, which the store lets only one do, and then
+A publisher takes the next writer number by creating ``writer/000002.json``, which only one publisher can do, and then
 records there the newest version it found. Later versions of earlier writers do not count. So a publisher that stalled
 while another took over cannot harm the chain: its parts have its number in their names, its manifest never replaces
 another, readers ignore it, and its next write raises PublisherFenced. The successor of a crashed publisher need not
@@ -32,7 +32,8 @@ EMPTY = -1
 
 
 class Writer(BaseModel):
-    """Record of one publisher. ``chain`` is drawn by the first one of the chain; ``head`` is None until it is known."""
+    """Record of one publisher. ``chain`` identifies the chain (random, chosen by its first publisher); ``head`` is None
+    until it is known."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -51,13 +52,13 @@ def writer_key(number: int) -> str:
 
 
 def newest_writer(store: Store, *, after: int = 0) -> int:
-    """Return the number of the newest publisher; ``after`` where there is none above it."""
+    """Return the number of the newest publisher above ``after``, or ``after`` if there is none."""
     found = (_RECORD.fullmatch(key) for key in store.listing(after=writer_key(after)))
     return max((int(match[1]) for match in found if match), default=after)
 
 
 def read_writer(store: Store, number: int) -> Writer:
-    """Read a publisher's record. Raises FileNotFoundError where there is none, TornVersion where it is damaged."""
+    """Read a publisher's record. Raises FileNotFoundError if there is none, TornVersion if it is damaged."""
     key = writer_key(number)
     try:
         return Writer.model_validate_json(store.get(key))
@@ -82,7 +83,7 @@ class Writers:
         self.newest = newest
 
     def check_same(self, chain: str, version: int) -> None:
-        """Raise ChainReplaced where ``chain``, which ``version`` came from, is no longer the one stored here."""
+        """Raise ChainReplaced if the chain stored here is no longer ``chain``, which ``version`` came from."""
         if self.newest is None:
             raise ChainReplaced(
                 f"{self.store.url}: the chain {chain} that version {version} came from is no longer there; "
@@ -95,7 +96,7 @@ class Writers:
             )
 
     def counts(self, manifest: Manifest) -> bool:
-        """Whether a version belongs to the chain and was not written after its publisher was fenced."""
+        """Return whether a version belongs to the chain and was not written after its publisher was fenced."""
         if self.newest is None or manifest.chain != self.newest.chain:
             return False
         for number in range(manifest.writer + 1, self.newest.number + 1):
@@ -158,8 +159,8 @@ class Fence:
         return None if self.writer.head in (None, EMPTY) else self.writer.head
 
     def check(self, version: int) -> None:
-        """Raise PublisherFenced, naming the process that took over, or ChainReplaced where the chain was deleted or
-        replaced."""
+        """Raise PublisherFenced, naming the process that took over, if there is one; ChainReplaced if the chain was
+        deleted or replaced."""
         number = newest_writer(self.store, after=self.writer.number)
         try:
             newest = read_writer(self.store, number)

@@ -35,8 +35,8 @@ class Follower:
     """Reads a chain that a ``Publisher`` may be writing at the same time; never writes.
 
     Decoding makes new arrays and does not touch the held ones until every checksum has been verified. So an interrupted
-    call can be repeated, and an engine decodes before it pauses. It starts from nothing, or from a version already in
-    memory (``version`` and ``state``, whole tensors), which saves fetching an anchor.
+    call can be repeated, and an engine decodes before it pauses. A follower starts from nothing, or from a version
+    already in memory (``version`` and ``state``, whole tensors), which saves fetching an anchor.
 
     ``wanted`` selects pieces, for a reader that needs only a part of the weights: use ``advance`` and ``image``.
     ``ahead``: number of parts that are fetched while another is decoded.
@@ -83,8 +83,8 @@ class Follower:
         there is none.
 
         A version without a manifest is still being written and is ignored. Damaged versions are bypassed through an
-        anchor where one exists, with a warning. Raises WrongBase or TornVersion if because of them nothing newer can be
-        reached, ChainReplaced where another chain is stored there now, OSError where the store does not answer.
+        anchor if there is one, with a warning. Raises WrongBase or TornVersion if they make every newer version
+        unreachable, ChainReplaced if another chain is stored there now, OSError if the store does not answer.
         """
         for _ in range(_PLANS):
             try:
@@ -187,8 +187,8 @@ def read_version(
 ) -> Image:
     """Decode one version from the bytes of its parts of one kind (``fetched`` yields those next).
 
-    Raises WrongBase where the delta was not made from the weights with ``base_digest``, TornVersion where a part is
-    damaged or the digest of the result is not the version's.
+    Raises WrongBase if the delta was not made from the weights with ``base_digest``, TornVersion if a part is damaged
+    or the digest of the result is not the version's.
     """
     where = f"{store.url}/{version_key(manifest.version)}"
     if kind == "delta" and base_digest != manifest.base_digest:

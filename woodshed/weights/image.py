@@ -32,7 +32,7 @@ class Piece:
 
     @property
     def key(self) -> str:
-        """Name of this region of this tensor; the tensor's own name where the region is the whole tensor."""
+        """Name of this region of this tensor; the tensor's own name if the region is the whole tensor."""
         return self.name + self.region.suffix
 
     @property
@@ -56,7 +56,7 @@ Image = dict[str, Piece]
 
 
 def take(state: State) -> Image:
-    """Copy the bytes of every tensor, so that the caller may go on changing them."""
+    """Copy the bytes of every tensor, so that the caller may go on changing the tensors."""
     pieces = (_take(name, value) for name, value in state.items())
     return {piece.key: piece for piece in pieces}
 
@@ -72,7 +72,7 @@ def digest(pieces: Iterable[Piece]) -> int:
 def assemble(image: Image) -> dict[str, Tensor]:
     """Assemble whole tensors, by name. A tensor that is a single piece shares its bytes: do not write into it.
 
-    Raises ChainError where the pieces of a tensor do not cover it exactly.
+    Raises ChainError if the pieces of a tensor do not cover it exactly.
     """
     out: dict[str, Tensor] = {}
     split: dict[str, list[Piece]] = {}

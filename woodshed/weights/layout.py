@@ -1,9 +1,9 @@
 """Conversion between the tensors of a trainer or an engine and the canonical tensors of a version.
 
-Versions hold one tensor per Hugging Face name. Trainers and engines fuse those (query, key and value; gate and up),
-stack them (experts), leave them out (a tied head) and keep shards of them. A ``Layout`` says, for each local tensor,
-where regions of canonical tensors lie in it. ``split`` converts a trainer's shards to canonical ones, ``join``
-canonical pieces to an engine's tensors; the two may have different layouts.
+Versions hold one tensor per Hugging Face name. Trainers and engines fuse these tensors (query, key and value; gate and
+up), stack them (experts), leave them out (a tied head) and keep shards of them. A ``Layout`` gives, for each local
+tensor, the positions of regions of canonical tensors in it. ``split`` converts a trainer's shards to canonical ones,
+``join`` canonical pieces to an engine's tensors; trainer and engine may have different layouts.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from .shards import Region, Shard, publishes, shard_of
 class Slot:
     """Position of a canonical tensor's region in a local tensor.
 
-    ``region`` of the canonical tensor ``name`` begins at ``at`` in the local tensor. That one may have further axes in
-    front; there, ``at`` is an index (the number of a stacked expert).
+    ``region`` of the canonical tensor ``name`` begins at ``at`` in the local tensor. The local tensor may have
+    additional leading axes, along which ``at`` is an index (the number of a stacked expert).
     """
 
     name: str
@@ -43,7 +43,7 @@ class Slot:
 
 
 Layout = dict[str, list[Slot]]
-"""Local name -> the canonical regions in it."""
+"""Maps the name of a local tensor to the canonical regions in it."""
 
 
 def decoder_layout(decoder: Decoder) -> Layout:
@@ -64,7 +64,7 @@ def split(state: Mapping[str, Tensor | Shard], layout: Layout) -> dict[str, Tens
     """Convert a trainer rank's tensors (plain, DTensor, or Shard of a local tensor) to canonical ones, for
     ``Publisher``.
 
-    Returns views, not copies. Tensors that are the same on all ranks stay plain; only the first of several replicas
+    Returns views, not copies. Tensors that are the same on all ranks stay plain. Of several replicas, only the first
     returns anything.
     """
     out: dict[str, Tensor | Shard] = {}
@@ -92,7 +92,7 @@ def split(state: Mapping[str, Tensor | Shard], layout: Layout) -> dict[str, Tens
 def join(pieces: Iterable[Piece], layout: Layout, tensors: Mapping[str, Tensor]) -> None:
     """Copy canonical pieces into an engine's local tensors, converting dtype and device.
 
-    Raises ChainError before anything is written where the pieces do not cover a local tensor.
+    Raises ChainError, before anything is written, if the pieces do not cover a local tensor.
     """
     by_name: dict[str, list[Piece]] = {}
     for piece in pieces:

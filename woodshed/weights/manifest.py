@@ -68,8 +68,8 @@ def version_key(version: int, name: str = "") -> str:
 
 
 def versions(where: str | os.PathLike[str] | Store, *, above: int | None = None) -> list[int]:
-    """Return the numbers of all versions with a manifest, ascending; only those ``above`` a number if given. Where one
-    publisher took over from another, some of them may not count (``fence.Writers``)."""
+    """Return the numbers of all versions with a manifest, ascending; only those ``above`` a number if given. If one
+    publisher took over from another, some of these versions may not count (``fence.Writers``)."""
     after = "" if above is None else version_key(above, "~")  # "~" sorts after every name used in a version
     found = (_MANIFEST.fullmatch(key) for key in open_store(where).listing(after=after))
     return [int(match[1]) for match in found if match]
@@ -93,8 +93,8 @@ def read_manifest(store: Store, version: int) -> Manifest:
 
 
 def read_part(store: Store, version: int, part: Part) -> bytes:
-    """Read a part and check it against the manifest's entry. Raises TornVersion, or FileNotFoundError where the whole
-    version was deleted meanwhile."""
+    """Read a part and check it against the manifest's entry. Raises TornVersion if they differ, FileNotFoundError if
+    the whole version was deleted meanwhile."""
     key = version_key(version, part.name)
     where = f"{store.url}/{key}"
     try:
@@ -116,7 +116,8 @@ def write_part(store: Store, version: int, name: str, data: bytes) -> Part:
 
 
 def write_manifest(store: Store, manifest: Manifest, *, replace: bool = False) -> bool:
-    """Make a version visible whose parts are all written. Return False where another manifest exists, which stays."""
+    """Make a version visible whose parts are all written. Unless ``replace``, an existing other manifest stays, and the
+    result is False."""
     key, data = version_key(manifest.version, "manifest.json"), manifest.model_dump_json().encode()
     if not replace:
         return store.create(key, data)

@@ -17,7 +17,7 @@ class Ranks:
     """Collectives of the publishing ranks. Every rank calls the same methods in the same order; without
     torch.distributed there is one rank.
 
-    They have a process group of their own (gloo), because publishing runs in a thread beside the trainer's collectives.
+    The ranks have their own process group (gloo), because publishing runs in a thread beside the trainer's collectives.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
@@ -27,8 +27,8 @@ class Ranks:
 
     @staticmethod
     def all(timeout: timedelta = timedelta(minutes=30)) -> Ranks:
-        """Return all ranks of the running job, or the only one. Collective: makes a new group. ``timeout`` is how long
-        a rank waits for the others before it raises."""
+        """Return all ranks of the running job, or the only one. Collective: creates a process group. ``timeout`` is how
+        long a rank waits for the other ranks before it raises."""
         if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
             return Ranks()
         return Ranks(dist.new_group(backend="gloo", timeout=timeout))
@@ -44,8 +44,8 @@ class Ranks:
     def together(self, work: Callable[[], T]) -> list[T]:
         """Do the same work on every rank and return all results, or raise on all ranks if it failed on one.
 
-        The rank that failed raises its own error, the others one that names that rank: ChainError for ChainError,
-        OSError (worth a retry) for anything else.
+        The rank that failed raises its own error. The other ranks raise an error that names that rank: ChainError for
+        ChainError, OSError (worth a retry) for anything else.
         """
         mine: T | None = None
         failure: Exception | None = None

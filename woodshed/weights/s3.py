@@ -27,7 +27,7 @@ class BucketStore:
     """Objects of a bucket below a prefix. An S3 PUT is atomic, and so is the end of a multipart upload."""
 
     def __init__(self, url: str) -> None:
-        """``url``: ``s3://bucket/prefix``. Lists the bucket once. Raises ChainError where a retry is pointless."""
+        """``url``: ``s3://bucket/prefix``. Lists the bucket once. Raises ChainError if a retry is pointless."""
         try:
             from obstore.exceptions import BaseError
             from obstore.store import S3Store

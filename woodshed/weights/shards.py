@@ -84,8 +84,8 @@ def own_part(
     """Select what ``rank`` of ``world`` publishes of ``state``, so that everything is published once and the load is
     even.
 
-    Plain tensors are assumed to be the same on all ranks and are distributed by size. A DTensor is published by its
-    ranks, replicas by the first of them. A Shard is always published.
+    Plain tensors are assumed to be the same on all ranks and are distributed by size. Each rank publishes its shard of
+    a DTensor; of several replicas, only the first does. A Shard is always published.
     """
     if world == 1:
         return dict(state)
@@ -98,7 +98,7 @@ def own_part(
 
 
 def publishes(value: Tensor | NDArray | Shard) -> bool:
-    """Whether this rank publishes its shard of a DTensor; True for anything else."""
+    """Return whether this rank publishes its shard of a DTensor; True for anything else."""
     if not isinstance(value, DTensor):
         return True
     at = value.device_mesh.get_coordinate()

@@ -20,17 +20,17 @@ class Store(Protocol):
     """Address of the store, a path or ``s3://bucket/prefix``; errors begin with it."""
 
     def listing(self, *, after: str = "") -> list[str]:
-        """Return the keys above ``after`` in byte order, sorted; empty where nothing was ever written."""
+        """Return the keys above ``after`` in byte order, sorted; empty if nothing was ever written."""
 
     def get(self, key: str) -> bytes:
-        """Return the object's bytes. Raises FileNotFoundError where there is none."""
+        """Return the object's bytes. Raises FileNotFoundError if there is no such object."""
 
     def put(self, key: str, data: bytes) -> None:
         """Write an object: readers see the old bytes or the new ones. It is durable when this returns."""
 
     def create(self, key: str, data: bytes) -> bool:
-        """Write an object that does not exist yet; return False where one with other bytes exists. Of several callers
-        with different bytes at the same time, one gets True."""
+        """Write an object that does not exist yet. Return False if one with other bytes exists. If several callers do
+        this at the same time with different bytes, one gets True."""
 
     def delete(self, key: str) -> None:
         """Remove an object, or with a trailing slash everything below; a missing object is no error."""
@@ -77,7 +77,7 @@ class FolderStore:
             path.unlink(missing_ok=True)
 
     def _own(self, key: str) -> Path:
-        """Path of an object. Raises ChainError where its folder is a symbolic link, which could lead out of the
+        """Return the path of an object. Raises ChainError if its folder is a symbolic link, which could lead out of the
         chain."""
         path = self.folder / key.rstrip("/")
         folder = path if key.endswith("/") else path.parent
@@ -94,7 +94,7 @@ class FolderStore:
 def open_store(where: str | os.PathLike[str] | Store, *, fsync: bool = True) -> Store:
     """Open a folder by its path or a bucket by ``s3://bucket/prefix`` (needs the extra ``s3``); return a store itself.
 
-    Raises ChainError where the URL is of another kind or the extra is not installed.
+    Raises ChainError if the URL is of another kind or the extra is not installed.
     """
     if not isinstance(where, (str, os.PathLike)):
         return where

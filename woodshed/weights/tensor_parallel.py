@@ -21,8 +21,8 @@ _COLUMNS = re.compile(r"(o|down)_proj\.weight$")
 def tensor_parallel(layout: Layout, config: DecoderConfig, rank: int, size: int) -> Layout:
     """Restrict the ``layout`` of a whole decoder to the shard of ``rank`` of ``size``, its local tensors without gaps.
 
-    With fewer key/value heads than ranks, ranks share one. Raises ValueError where heads, hidden units or vocabulary
-    are not divisible by the number of ranks.
+    With fewer key/value heads than ranks, several ranks share a head. Raises ValueError if heads, hidden units or
+    vocabulary are not divisible by the number of ranks.
     """
     if not 0 <= rank < size:
         raise ValueError(f"rank {rank} is not one of {size}")

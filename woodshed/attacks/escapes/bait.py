@@ -124,8 +124,8 @@ def _disk() -> tuple[int, int]:
 
 
 def _segment(text: bytes, stack: contextlib.ExitStack) -> int:
-    """Create a System V memory segment with ``text`` and return its key; a key without segment where the kernel has
-    none."""
+    """Create a System V memory segment with ``text`` and return its key. If the kernel does not support segments,
+    return a key that has none."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.shmat.restype = ctypes.c_void_p
     key = secrets.randbelow(1 << 30) + 1

@@ -17,7 +17,7 @@ from .attempts import ATTEMPTS
 from .bait import bait
 
 OWN_KERNEL = frozenset({"gvisor", "microvm"})
-"""Backends whose boxes have a kernel of their own, so that calls which it answers do not endanger the host's."""
+"""Backends whose boxes have their own kernel, so that dangerous calls which it accepts do not endanger the host's."""
 
 _LIMITS = Limits(memory=512 << 20, processes=32, cpu_seconds=20.0, disk=32 << 20)
 _SECONDS = {"microvm": 60.0}
@@ -27,7 +27,7 @@ _USUAL_SECONDS = 15.0
 
 @dataclass(frozen=True)
 class Tried:
-    """Result of an attempt. ``evidence`` is empty where it was refused; ``refusal`` says how."""
+    """Result of an attempt. ``evidence`` is empty if it was refused; ``refusal`` says how."""
 
     name: str
     tries: str
@@ -36,7 +36,7 @@ class Tried:
 
 
 async def attack(backend: Backend) -> list[Tried]:
-    """Run every applicable attempt, in one box as long as it lives. Raises SandboxError where no box can be made."""
+    """Run every applicable attempt, all in one box while it lives. Raises SandboxError if no box can be created."""
     results: list[Tried] = []
     with bait() as facts:
         box = await _box(backend)
@@ -68,7 +68,7 @@ def attack_backend(name: str, root: Path | None = None) -> list[Tried]:
 
 
 def applicable(backend: str) -> list[Attempt]:
-    """The attempts for a backend: all, without those on the kernel where that is not the host's."""
+    """Return the attempts for a backend: all, or all except ``kernel`` attempts if its boxes have their own kernel."""
     return [attempt for attempt in ATTEMPTS.values() if not (attempt.kernel and backend in OWN_KERNEL)]
 
 
@@ -91,7 +91,7 @@ async def _box(backend: Backend) -> Sandbox:
 
 
 async def _try(box: Sandbox, attempt: Attempt, facts: dict[str, Any], seconds: float) -> Tried | None:
-    """Run one attempt; return None where the box is gone afterwards."""
+    """Run one attempt; return None if the box is gone afterwards."""
     try:
         done = await box.exec_python(program(attempt.name, facts), timeout=seconds)
         await box.exec("true")
@@ -106,7 +106,7 @@ async def _try(box: Sandbox, attempt: Attempt, facts: dict[str, Any], seconds: f
 
 
 async def _kill_init(box: Sandbox) -> Tried:
-    """The attempt whose evidence is visible only from outside: the box no longer answers."""
+    """Try to kill the first process of the box. Evidence is visible only from outside: the box no longer answers."""
     tries = "kill the first process of the box"
     try:
         await box.exec("kill -9 1; kill -15 1; kill -2 1")

@@ -23,7 +23,7 @@ from . import pairs
 from .pairs import PAIRS, processor
 
 BACKENDS = ("namespace", "gvisor")
-"""Backends that are tested. The others isolate boxes by the same namespaces, by a kernel each, or less."""
+"""Backends that are tested. The others use the same namespaces, one kernel per box, or weaker isolation."""
 
 _LIMITS = Limits(memory=2 << 30, processes=64, cpu_seconds=60.0, disk=64 << 20)
 _SECONDS = 240.0
@@ -46,10 +46,10 @@ _KNOWN_OF_GVISOR = {"processor": "this kernel shares processors between processe
 
 @dataclass(frozen=True)
 class Beside:
-    """Result of one attempt. ``evidence`` is empty where the other box noticed nothing; ``got`` is what the attacker
-    reports to have.
+    """Result of one attempt. ``evidence`` is empty if the other box noticed nothing; ``got`` is the attacker's report
+    of what it got.
 
-    ``known``: why this resource is not isolated here, where that is known; relevant only with evidence.
+    ``known``: known reason why this resource is not isolated here, '' if none; relevant only with evidence.
     """
 
     name: str
@@ -133,7 +133,7 @@ async def _try(backend: Backend, pair: Pair) -> Beside:
 
 
 async def _serve(backend: Backend, pair: Pair, alone: str) -> list[str]:
-    """Do meanwhile what a host does with other boxes: create, run, snapshot, fork, grade. Return what went wrong."""
+    """During the attack, create, run, snapshot, fork and grade other boxes as a host does; return what went wrong."""
     wrong = []
     made = await _box(backend)
     try:
@@ -209,7 +209,7 @@ async def _taken(box: Sandbox, taking: asyncio.Task[object]) -> str:
 
 
 async def _stop(box: Sandbox) -> None:
-    """Ask the attacker to stop; kill it where it has left no space for one more file."""
+    """Ask the attacker to stop; kill it if it has left no space for one more file."""
     try:
         await box.write(STOP, b"")
     except OSError:

@@ -1,1 +1,1 @@
-"""Steps of a dense policy on a CPU, by kernels of our own that are compiled for the processor at the first start."""
+"""Steps of a dense policy on a CPU, computed by our own kernels, which the first start compiles for the processor."""

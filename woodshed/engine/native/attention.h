@@ -3,10 +3,11 @@
 #include <vector>
 #include "product.h"
 
-constexpr long KEYS = 256;         // of a chunk's at a time
-constexpr long QUERIES = 8 * ROWS; // that go through those together, so that their scores stay near the processor
+constexpr long KEYS = 256;         // number of keys that a chunk attends to at a time
+constexpr long QUERIES = 8 * ROWS; // number of queries at a time, so that their scores stay in the cache
 
-// The first `count` scores become e^(score - top), the others up to `padded` 0; their sum. There is room for whole vectors
+// Replaces the first `count` scores by e^(score - top), those up to `padded` by 0, and returns the sum. There must be
+// room for whole vectors
 inline float exponentials(float *scores, long count, long padded, float top) {
     Floats totals = {};
     long i = 0;
@@ -40,17 +41,17 @@ void mix(long rows, const float *p, long p_stride, const typename Kind::Right *v
         panel_product<Kind, WIDE>(rows, p, p_stride, v + e, E, keys, nullptr, out + e, E, COLUMNS, adds);
     for (; e + LANES <= E; e += LANES)
         panel_product<Kind, 1>(rows, p, p_stride, v + e, E, keys, nullptr, out + e, E, LANES, adds);
-    for (long i = 0; i < rows && e < E; i++) { // narrower than a vector
+    for (long i = 0; i < rows && e < E; i++) { // the last columns, fewer than a vector
         Floats total = {};
         for (long t = 0; t < keys; t++) total += p[i * p_stride + t] * load_some(v + t * E + e, E - e);
         store_some(out + i * E + e, adds ? load_some(out + i * E + e, E - e) + total : total, E - e);
     }
 }
 
-// ---- one token: `queries` of the heads that share keys ----
+// ---- one token: `queries` is the number of query heads that share a key head ----
 
 #ifdef __AVX512F__
-// sums of four vectors: lanes are halved in pairs, so that four cost little more than one
+// sums of four vectors, at little more than the cost of one: each addition halves the lanes of two vectors
 inline void sum_four(Floats a, Floats b, Floats c, Floats d, float *out) {
     auto halve = [](__m512 a, __m512 b) {
         return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
@@ -66,7 +67,7 @@ inline void sum_four(Floats a, Floats b, Floats c, Floats d, float *out) {
 }
 #endif
 
-// scores of R queries with C keys, C being 1 or 4
+// scores of R queries with C keys; C is 1 or 4
 template <int R, int C, class W>
 inline void dots(const float *q, const W *keys, long E, float *scores, long stride) {
     Floats total[R][4];
@@ -138,7 +139,7 @@ inline const float *as_floats(const bfloat16 *values, long count, float *room) {
     return room;
 }
 
-// `queries` [queries, E], of which query i sees the first seen + i / group keys
+// q [queries, E]; query i sees the first seen + i / group keys
 template <class W>
 void attend_many(long queries, long group, long seen, const float *q, const W *k, const W *v, long E, ChunkRoom &room, float *out) {
     long keys = seen + (queries - 1) / group;

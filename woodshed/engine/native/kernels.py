@@ -30,12 +30,12 @@ MOST_HEADS = 64
 """Maximum number of query heads that share one key head."""
 
 MOST_TOKENS_BESIDE_TILES = 32
-"""Larger bfloat16 steps are left to torch on processors with AMX tiles, which these kernels do not use. Chosen, not
-measured."""
+"""Maximum number of tokens of a bfloat16 step on processors with AMX tiles, which these kernels do not use; torch
+computes larger steps. Chosen, not measured."""
 
 
 def why_not(decoder: Decoder) -> str | None:
-    """Why the kernels cannot compute this decoder, or None if they can."""
+    """Return the reason why the kernels cannot compute this decoder, None if they can."""
     c = decoder.config
     if decoder.device.type != "cpu":
         return f"the engine computes on {decoder.device.type}"
@@ -158,7 +158,8 @@ class Kernels:
         return out_MD
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
-        """Logits float32 ``[N, V]``, accumulated in float32; with bfloat16 weights ``hidden_ND`` is rounded first."""
+        """Logits float32 ``[N, V]`` of hidden states ``[N, d_model]``, accumulated in float32; with bfloat16 weights
+        the hidden states are rounded to bfloat16 first."""
         hidden_ND = hidden_ND.float().contiguous()
         outputs, width = self.decoder.head_weight.shape
         out_NV = torch.empty(len(hidden_ND), outputs)
@@ -198,7 +199,7 @@ class Kernels:
 
 
 def _matrices(decoder: Decoder) -> Iterator[tuple[str, Tensor]]:
-    """Names (layer number and field) and matrices ``[outputs, width]``."""
+    """Yield all matrices ``[outputs, width]`` with their names (layer number and field, or "head")."""
     heads = decoder.config.num_heads * decoder.config.head_dim
     for i, layer in enumerate(decoder.layers):
         assert isinstance(layer, Layer)
@@ -215,7 +216,7 @@ def _at(values: NDArray[np.int64]) -> c_void_p:
 class Backend:
     """Chooses what computes a decoder: these kernels if they can, else torch, with packed matrices if that is faster.
 
-    ``kernels`` is None while torch computes; ``description`` says what computes and why, for people.
+    ``kernels`` is None while torch computes; ``description`` tells users which of them computes and why.
     """
 
     def __init__(self, decoder: Decoder, settings: EngineSettings) -> None:

@@ -1,16 +1,16 @@
 // Products of few or many rows with a matrix that lies in panels: c[m, n] = sum over k of x[m, k] panel[k, n].
 //
-// A panel holds some columns for all k. Every output is summed in the order of k, however many rows there are, so what a
-// token gets does not depend on what else is in the batch.
+// A panel holds some columns for all k. Every output is summed in the order of k, however many rows there are, so the
+// result for a token does not depend on the rest of the batch.
 #pragma once
 #include "vectors.h"
 
-constexpr int WIDE = REGISTERS == 32 ? 4 : 2; // vectors of a panel
+constexpr int WIDE = REGISTERS == 32 ? 4 : 2; // width of a panel in vectors
 constexpr int COLUMNS = WIDE * LANES;
-constexpr int ROWS = 6; // of x at once
+constexpr int ROWS = 6; // maximum number of rows of x computed at once
 
-// How x and a panel are read. STEP: values of k at a time.
-template <class Matrix> struct Single { // x float32, the panel either
+// Ways to read x and a panel. STEP: number of values of k read at a time.
+template <class Matrix> struct Single { // x is float32, the panel float32 or bfloat16
     using Left = float;
     using Right = Matrix;
     static constexpr int STEP = 1;
@@ -21,7 +21,7 @@ template <class Matrix> struct Single { // x float32, the panel either
             for (int j = 0; j < C; j++) total[i][j] += x[i * stride] * right[j];
     }
 };
-struct Pairs { // both bfloat16; two neighbours in k lie together in the panel
+struct Pairs { // both are bfloat16; values of two consecutive k are adjacent in the panel
     using Left = bfloat16;
     using Right = bfloat16;
     static constexpr int STEP = 2;
@@ -45,7 +45,7 @@ struct Pairs { // both bfloat16; two neighbours in k lie together in the panel
     }
 };
 
-// R rows and C vectors of columns; of the last vector only `columns` say what is written
+// computes R rows and C vectors of columns; only the first `columns` columns are written
 template <class Kind, int R, int C>
 void tile(const typename Kind::Left *x, long x_stride, const typename Kind::Right *panel, long panel_stride, long width,
           const float *bias, float *c, long c_stride, long columns, bool adds) {
@@ -73,13 +73,13 @@ void tile(const typename Kind::Left *x, long x_stride, const typename Kind::Righ
         }
 }
 
-// all rows with one panel
+// multiplies all rows by one panel
 template <class Kind, int C>
 void panel_product(long rows, const typename Kind::Left *x, long x_stride, const typename Kind::Right *panel,
                    long panel_stride, long width, const float *bias, float *c, long c_stride, long columns, bool adds) {
     long tiles = (rows + ROWS - 1) / ROWS;
     for (long t = 0, m = 0; t < tiles; t++) {
-        long count = (rows - m) / (tiles - t); // as even as may be
+        long count = (rows - m) / (tiles - t); // tiles of almost equal size
         const auto *from = x + m * x_stride;
         float *to = c + m * c_stride;
         auto run = [&](auto fixed) {
@@ -99,9 +99,9 @@ void panel_product(long rows, const typename Kind::Left *x, long x_stride, const
 
 // ---- matrices of weights, [outputs, width] as torch has them, in panels ----
 
-constexpr double WORTH_THREADS = 1 << 20; // multiplications
+constexpr double WORTH_THREADS = 1 << 20; // number of multiplications above which several threads are used
 
-template <class W> struct Weights; // how they lie, and what x must be
+template <class W> struct Weights; // position of a value within its panel, and the type of x
 template <> struct Weights<float> {
     using Kind = Single<float>;
     static long at(long k, long column) { return k * COLUMNS + column; }
@@ -111,7 +111,7 @@ template <> struct Weights<bfloat16> {
     static long at(long k, long column) { return k / 2 * 2 * COLUMNS + 2 * column + k % 2; }
 };
 
-// elements of the panels of a matrix; what is padding must be zero
+// number of elements of the panels of a matrix; padding must be zero
 inline long packed_size(long outputs, long width) { return up_to(outputs, COLUMNS) * up_to(width, 2); }
 
 template <class W> void pack(const W *w, long outputs, long width, W *panels) {
@@ -120,7 +120,7 @@ template <class W> void pack(const W *w, long outputs, long width, W *panels) {
         for (long k = 0; k < width; k++) panels[n / COLUMNS * size + Weights<W>::at(k, n % COLUMNS)] = w[n * width + k];
 }
 
-// c [rows, outputs] (+)= x w^T (+ bias). `width` is even for bfloat16, of which x has rows of `width`
+// c [rows, outputs] (+)= x [rows, width] w^T (+ bias). For bfloat16 weights x is bfloat16 too, and `width` must be even
 template <class W>
 void linear(int threads, long rows, long outputs, long width, const typename Weights<W>::Kind::Left *x, const W *panels,
             const float *bias, float *c, bool adds) {

@@ -1,8 +1,9 @@
-// A step of a dense decoder over the engine's key/value cache, on a CPU: what `Decoder.forward` computes with one operator
-// after another, in one call.
+// A step of a dense decoder over the engine's key/value cache, on a CPU: computes in one call what `Decoder.forward`
+// computes with one operator after another.
 //
-// Activations are float32; weights, keys and values are float32 or bfloat16. What is multiplied with weights of bfloat16 is
-// rounded to it. Names: D model, H query heads, K key/value heads, E head width, F feed-forward width.
+// Activations are float32; weights, keys and values are float32 or bfloat16. Activations that are multiplied by
+// bfloat16 weights are rounded to bfloat16. Names: D model width, H query heads, K key/value heads, E head width,
+// F feed-forward width.
 
 #include <new>
 #include <type_traits>
@@ -42,7 +43,7 @@ void rms_norm(const float *x, const float *weight, long width, float eps, float 
     for (i = 0; i < width; i++) out[i] = x[i] * scale * weight[i];
 }
 
-// out = silu(gate) up, of gate and up one after the other
+// out = silu(gate) * up; gate_up holds gate, then up
 void swiglu(const float *gate_up, long width, float *out) {
     long i = 0;
     for (; i + LANES <= width; i += LANES) {
@@ -55,7 +56,7 @@ void swiglu(const float *gate_up, long width, float *out) {
     }
 }
 
-struct Run { // neighbouring tokens of one row, of those in hand
+struct Run { // neighbouring tokens of one row within the current block
     long first, count;
 };
 
@@ -65,7 +66,7 @@ template <class W> struct Step {
     const int64_t *rows, *positions, *alone;
     int threads;
     long D = policy.d_model, H = policy.heads, K = policy.kv_heads, E = policy.head_dim, F = policy.d_ff, group = H / K;
-    long stride = 0; // of a query's scores
+    long stride = 0; // distance between the scores of two queries
     std::vector<float> normed, queries, pairs, mixed, gates, hidden, scores, gathered, answers;
     std::vector<bfloat16> rounded;
     std::vector<ChunkRoom> rooms;
@@ -99,7 +100,7 @@ template <class W> struct Step {
         for (long i = 0; i < count; i++) rms_norm(x + i * D, weight, D, policy.eps, normed.data() + i * D);
     }
 
-    // one head of one token: normalised where the policy does so, and rotated
+    // normalises one head of one token if there is a `norm`, applies the rotary embedding and multiplies by `scale`
     void turn(float *head, const float *norm, int64_t position, float scale) {
         if (norm) rms_norm(head, norm, E, policy.eps, head);
         const float *cosine = policy.rope + position * 2 * E, *sine = cosine + E;
@@ -110,7 +111,7 @@ template <class W> struct Step {
         }
     }
 
-    // keys and values of tokens [first, first + count) into the cache; reads `normed`
+    // writes keys and values of tokens [first, first + count) into the cache; reads `normed`
     void remember(const Layer &layer, long first, long count) {
         multiply(count, normed.data(), D, layer.pairs, layer.qkv_bias ? layer.qkv_bias + H * E : nullptr, 2 * K * E,
                  pairs.data(), false);
@@ -123,8 +124,8 @@ template <class W> struct Step {
             }
     }
 
-    // `which`: the tokens in hand, by their place in the step. A token of a chunk is computed in the same way however
-    // many of its neighbours are in hand
+    // `which`: indices in the step of the tokens of the current block. A token of a chunk is computed in the same way
+    // however many of its neighbours are in the block
     void attend(const Layer &layer, const int64_t *which, Run run, long k, long thread) {
         long token = which[run.first], E = this->E, size = group * E;
         float *q = gathered.data() + thread * least(BLOCK, long(normed.size()) / D) * size;
@@ -141,7 +142,7 @@ template <class W> struct Step {
             std::memcpy(mixed.data() + (run.first + i) * H * E + k * size, out + i * size, 4 * size);
     }
 
-    // x [count, D] after the layer; reads `normed`
+    // replaces x [count, D] by the output of the layer; reads `normed`
     void advance(const Layer &layer, const int64_t *which, long count, float *x) {
         multiply(count, normed.data(), D, layer.queries, layer.qkv_bias, H * E, queries.data(), false);
         float scale = 1.0f / std::sqrt(float(E));
@@ -196,9 +197,10 @@ template <class W> struct Step {
 
 extern "C" {
 
-// Hidden states after the final norm, float32 [m, D], of the tokens `ends` [m], or of all where that is null and m is n.
-// `tokens`, `rows` (of the cache), `positions` and `alone` (decodes, is no part of a chunk) are [n]; tokens of a chunk
-// follow each other. Their keys and values are in the cache then. `x`: room for [n, D]. 0, or 1 where there was no memory.
+// Computes a step of n tokens and writes their keys and values into the cache. `out`: hidden states after the final
+// norm, float32 [m, D], of the tokens with index `ends` [m]; if `ends` is null, of all tokens (m is n). `tokens`,
+// `rows` (of the cache), `positions` and `alone` (nonzero: a decoding token, not part of a chunk) are [n]; tokens of a
+// chunk are consecutive. `x` is scratch memory for [n, D]. Returns 0, or 1 if memory ran out.
 int woodshed_step(const Policy *policy, int threads, long n, const int64_t *tokens, const int64_t *rows,
                   const int64_t *positions, const int64_t *alone, const int64_t *ends, long m, float *x, float *out) try {
     if (policy->half)
@@ -210,7 +212,8 @@ int woodshed_step(const Policy *policy, int threads, long n, const int64_t *toke
     return 1;
 }
 
-// float32 [n, outputs] of x [n, width] and a matrix in panels; x is rounded where the matrix is bfloat16. 0 or 1 as above
+// `out` = x [n, width] times a matrix in panels, float32 [n, outputs]; x is rounded to bfloat16 if the matrix is
+// bfloat16. Returns 0 or 1 as above
 int woodshed_linear(int threads, int half, long n, long outputs, long width, const float *x, const void *panels, float *out) try {
     std::vector<bfloat16> rounded(half ? n * width : 0);
     for (long i = 0; i < long(rounded.size()); i++) put(&rounded[i], x[i]);
@@ -227,12 +230,12 @@ int woodshed_linear(int threads, int half, long n, long outputs, long width, con
     return 1;
 }
 
-// numbers that the processor's vectors hold together
+// number of floats that all vector registers hold together
 int woodshed_registers() { return REGISTERS * LANES; }
 
 long woodshed_packed_size(long outputs, long width) { return packed_size(outputs, width); }
 
-// `panels`: zeros, `woodshed_packed_size` of them
+// `panels` must hold `woodshed_packed_size` zeros
 void woodshed_pack(int half, long outputs, long width, const void *w, void *panels) {
     if (half)
         pack((const bfloat16 *)w, outputs, width, (bfloat16 *)panels);

@@ -117,11 +117,11 @@ class RemoteEngine:
         raise _refused(self.url, answer.status, bytes(refusal))
 
     def grammars_refused(self) -> str | None:
-        """None: the server itself refuses requests with a grammar if it does not support them."""
+        """Return None: the server itself refuses requests with a grammar if it does not support them."""
         return None
 
     def kept_sets_refused(self) -> str | None:
-        """None: an engine server is a ``LocalEngine``, which reports them."""
+        """Return None: an engine server runs a ``LocalEngine``, which reports kept sets."""
         return None
 
     def release(self, session: str) -> None:
@@ -169,8 +169,8 @@ class RemoteEngine:
         reports: Sequence[TokenReport],
         on_report: OnReport | None,
     ) -> bool:
-        """Append new tokens and pass them on; returns whether ``on_token`` ends the completion. ``reports`` are those
-        of the new tokens, if requested."""
+        """Append new tokens and pass them on; return True if ``on_token`` ends the completion. ``reports`` are those of
+        the new tokens, if requested."""
         sampled[0].extend(new[0])
         sampled[1].extend(new[1])
         sampled[2].extend(new[2])
@@ -209,7 +209,7 @@ class RemoteEngine:
 
 
 def _refused(url: str, status: int, body: bytes) -> Exception:
-    """The error of a response that is not successful."""
+    """Return the error for an unsuccessful response."""
     if status == 401:
         return EngineUnfit("it does not accept our admin key; give gateway and engine the same one")
     try:

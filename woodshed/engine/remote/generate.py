@@ -17,8 +17,8 @@ from . import wire
 
 LIVE_SECONDS = 0.01
 BULK_SECONDS = 0.05
-"""Interval in which tokens are sent: for live streaming, and else, where they are sent only so that they are not lost
-with this engine."""
+"""Interval at which tokens are sent: LIVE_SECONDS for live streaming, else BULK_SECONDS. In the latter case they are
+sent before the end only so that they are not lost with this engine."""
 ALIVE_SECONDS = 1.0
 """After this time without a token the client gets an ALIVE frame."""
 

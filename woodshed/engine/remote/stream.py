@@ -1,7 +1,7 @@
 """One HTTP POST with a streamed response, over its own connection.
 
-A connection pool would look at every open connection for every piece that arrives. Without one, a hundred streams cost
-just a hundred sockets.
+A connection pool would check every open connection for every piece that arrives. Without a pool, a hundred streams cost
+only a hundred sockets.
 """
 
 from __future__ import annotations

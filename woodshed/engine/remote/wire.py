@@ -7,7 +7,7 @@ A request is ``u32 length, head (JSON), prompt (int32)``. A reply is frames ``u8
   u32, then their ids int32
 - TOKENS: n times token int32, then n times log-probability float32, then n times version int32
 - ALIVE: empty; the engine is computing, or the request is waiting
-- END: ``u32 length, head (JSON)``, routes int16, prompt_routes int16; ``count`` in the head is the total of tokens
+- END: ``u32 length, head (JSON)``, routes int16, prompt_routes int16; ``count`` in the head is the number of tokens
 - ERROR: JSON as written by ``error_body``
 """
 
@@ -66,7 +66,7 @@ class Ask:
 def encode_ask(
     tokens: Sequence[int], sampling: Sampling, session: str | None, *, live: bool, least: int, name: str
 ) -> bytes:
-    """The body of a request. Raises ValueError if a token does not fit an int32."""
+    """Encode the body of a request. Raises ValueError if a token does not fit an int32."""
     try:
         prompt = np.asarray(tokens, np.int32)
     except OverflowError as error:
@@ -96,7 +96,7 @@ def frame(kind: int, payload: bytes = b"") -> bytes:
 
 
 def encode_tokens(sampled: Sequence[tuple[int, float, int]]) -> bytes:
-    """A TOKENS frame of (token, log-probability, version)."""
+    """Encode tuples (token, log-probability, version) as a TOKENS frame."""
     tokens, logprobs, versions = zip(*sampled)
     parts = [np.array(tokens, "<i4"), np.array(logprobs, "<f4"), np.array(versions, "<i4")]
     return frame(TOKENS, b"".join(part.tobytes() for part in parts))
@@ -116,7 +116,7 @@ def decode_tokens(payload: bytes) -> Sampled:
 
 
 def encode_reports(reports: Sequence[TokenReport]) -> bytes:
-    """A REPORTS frame."""
+    """Encode ``reports`` (at least one) as a REPORTS frame."""
     n, k = len(reports), max(len(report.top) for report in reports)
     ids, logprobs = np.full((n, k), -1, "<i4"), np.zeros((n, k), "<f4")
     for i, report in enumerate(reports):
@@ -153,7 +153,7 @@ def decode_reports(payload: bytes) -> list[TokenReport]:
 
 
 def encode_end(done: Completion) -> bytes:
-    """The END frame of a completion whose tokens have been sent."""
+    """Encode the END frame of a completion whose tokens have been sent."""
     head: dict[str, Any] = {
         "stop_reason": done.stop_reason,
         "cached_tokens": done.cached_tokens,
@@ -169,8 +169,8 @@ def encode_end(done: Completion) -> bytes:
 
 
 def decode_end(payload: bytes, sampled: Sampled, reports: list[TokenReport] | None = None) -> Completion:
-    """The completion of all ``sampled`` tokens, from the payload of the END frame; with ``reports`` if they were
-    requested. Raises ValueError, also if tokens or reports are missing."""
+    """Return the completion of all ``sampled`` tokens, from the payload of the END frame; ``reports`` is None if none
+    were requested. Raises ValueError, also if tokens or reports are missing."""
     head, rest = _split(payload)
     tokens, logprobs, versions = sampled
     try:
@@ -199,7 +199,7 @@ def decode_end(payload: bytes, sampled: Sampled, reports: list[TokenReport] | No
 
 
 def error_body(error: BaseException) -> dict[str, Any]:
-    """An engine's error as a JSON object, which ``failure`` reads."""
+    """Encode an engine's error as a JSON object, which ``failure`` decodes."""
     kind = next((name for name, known in _ERRORS if isinstance(error, known)), "error")
     body: dict[str, Any] = {"kind": kind, "message": str(error)}
     if isinstance(error, ContextLengthExceeded):
@@ -208,7 +208,7 @@ def error_body(error: BaseException) -> dict[str, Any]:
 
 
 def failure(body: Any) -> Exception:
-    """The exception that ``error_body`` encoded."""
+    """Return the exception that ``error_body`` encoded."""
     if not isinstance(body, dict):
         return EngineError(f"the engine answered {body!r:.200}")
     kind, message = body.get("kind"), str(body.get("message"))

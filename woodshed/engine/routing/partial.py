@@ -1,4 +1,4 @@
-"""A completion that is sampled by several engines in succession, when one of them dies."""
+"""A completion that is sampled by several engines in succession because one of them died."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Partial:
 
     The next engine continues from the prompt and these tokens, with the rest of the token limit and of the seed's
     random numbers, so a single engine could have sampled the same completion. Routes that a dead engine did not report
-    are replaced by those under which the next engine computed the same tokens, since the tokens after them were sampled
-    under those.
+    are replaced by those with which the next engine recomputed the same tokens: its own tokens were sampled given
+    these routes.
     """
 
     def __init__(self, prompt: Sequence[int], sampling: Sampling, on_token: OnToken | None) -> None:
@@ -61,7 +61,7 @@ class Partial:
         return Completion(self.tokens, self.logprobs, self.versions, reason, reports=self._reported())
 
     def whole(self, rest: Completion) -> Completion:
-        """The whole completion, of which the last engine sampled ``rest``."""
+        """The whole completion; ``rest`` is the part that the last engine sampled."""
         kept = len(self.tokens) - len(rest.tokens)
         if not kept:
             return rest
@@ -102,8 +102,8 @@ class Listener:
 
 
 def _divide(routes: NDArray[np.int16] | None, kept: int) -> tuple[NDArray[np.int16] | None, NDArray[np.int16]]:
-    """Split routes of the end of a context into those of the prompt and those of the last ``kept`` tokens, -1 where
-    unknown."""
+    """Split routes int16 ``[n, L, K]`` of the last n tokens of a context into those of the prompt and those of the last
+    ``kept`` tokens; the latter are -1 where unknown."""
     if routes is None:
         return None, np.empty((0, 0, 0), np.int16)
     if len(routes) >= kept:

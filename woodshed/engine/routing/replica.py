@@ -56,8 +56,8 @@ class Peer(Protocol):
 @dataclass(eq=False)
 class Replica:
     """State of one engine. ``serving``: it answered the last status request; otherwise ``why`` gives the reason, and
-    ``unfit`` says that it will never serve. ``running`` counts the router's own requests. Setting ``look`` makes the
-    router ask for its status at once."""
+    ``unfit`` is True if it will never serve. ``running`` counts the router's own requests. Setting ``look`` makes the
+    router ask for the engine's status at once."""
 
     engine: Peer
     serving: bool = False

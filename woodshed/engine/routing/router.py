@@ -1,4 +1,4 @@
-"""Routes requests over several engines, behind the protocol of one: prefix affinity, load, failover, weights.
+"""Routes requests over several engines as if they were one: prefix affinity, load, failover, weights.
 
 Invariants: a token that reached the router is never sampled again. An engine serves only if its weights are at least as
 new as every version that the router has confirmed to a caller (``follow``) or that an interrupted request has used.
@@ -71,7 +71,7 @@ class Router:
         """Sample a completion, see ``Engine.generate``. If an engine dies or stops answering, another one continues
         after its tokens.
 
-        Raises EngineClosed if no engine serves within ``patience_seconds``, EngineBusy if all of them refuse.
+        Raises EngineClosed if no engine serves within ``patience_seconds``, EngineBusy if all engines refuse.
         """
         partial = Partial(tokens, sampling, on_token)
         failed: dict[Replica, EngineError] = {}
@@ -119,12 +119,12 @@ class Router:
                     raise
 
     def grammars_refused(self) -> str | None:
-        """Why one of the engines refuses ``Sampling.grammar``; None if all of them accept one."""
+        """Return the reason why one of the engines refuses ``Sampling.grammar``, None if all of them accept one."""
         refused = (replica.engine.grammars_refused() for replica in self.replicas)
         return next((why for why in refused if why is not None), None)
 
     def kept_sets_refused(self) -> str | None:
-        """Why one of the engines does not report kept sets; None if all of them do."""
+        """Return the reason why one of the engines does not report kept sets, None if all of them do."""
         refused = (replica.engine.kept_sets_refused() for replica in self.replicas)
         return next((why for why in refused if why is not None), None)
 
@@ -237,7 +237,7 @@ class Router:
                     replica.look.set()
 
     async def _follow(self, version: int) -> None:
-        """Wait until one engine has followed, then the same time again (at least a second) for the others."""
+        """Wait until one engine has ``version``, then as long again (at least a second) for the other engines."""
         began = time.monotonic()
         asked = {asyncio.ensure_future(r.engine.follow(version)): r for r in self._serving()}
         pending, problem, reached = set(asked), EngineError("no engine was asked"), False

@@ -41,10 +41,10 @@ class VllmEngine:
     """Client of a vLLM server started by ``woodshed.engine.vllm.start`` or with the same flags. Belongs to one event
     loop; only one client may change a server's weights.
 
-    ``vocabulary`` is the policy's, which vLLM does not report. ``initial`` is the version of the checkpoint that the
-    server started with, ``chain`` the weight chain to follow, as a location that its workers can reach. Of ``settings``
-    it uses ``context``, ``max_running``, ``max_waiting``, ``prefix_cache`` and ``swap`` (``recompute`` raises
-    ValueError).
+    ``vocabulary`` is the size of the policy's vocabulary, which vLLM does not report. ``initial`` is the version of the
+    checkpoint that the server started with, ``chain`` the weight chain to follow, as a location that its workers can
+    reach. Only these ``settings`` are used: ``context``, ``max_running``, ``max_waiting``, ``prefix_cache`` and
+    ``swap`` (``recompute`` raises ValueError).
     """
 
     def __init__(
@@ -152,12 +152,12 @@ class VllmEngine:
             )
 
     def grammars_refused(self) -> str | None:
-        """The reason: vLLM's structured outputs do not report which tokens they allow, so the trainer could not
+        """Return the reason: vLLM's structured outputs do not report which tokens they allow, so the trainer could not
         renormalise."""
         return "vLLM does not report which tokens it allows"
 
     def kept_sets_refused(self) -> str | None:
-        """The reason: vLLM truncates inside its sampler and returns at most ``top_logprobs`` alternatives."""
+        """Return the reason: vLLM truncates inside its sampler and returns at most ``top_logprobs`` alternatives."""
         return "vLLM does not report which tokens top_p, top_k and min_p kept"
 
     def release(self, session: str) -> None:
@@ -262,7 +262,7 @@ class VllmEngine:
         raise EngineClosed(str(problem)) if answer.status >= 500 else problem
 
     def _salt(self) -> str | None:
-        """The cache salt of a request: only requests with the same salt share keys and values."""
+        """Return the cache salt of a request: only requests with the same salt share keys and values."""
         if self.settings.prefix_cache == "keep":
             return None
         return f"version-{self._version}" if self.settings.prefix_cache == "salt" else secrets.token_hex(16)

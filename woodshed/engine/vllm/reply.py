@@ -21,7 +21,7 @@ from . import wire
 class Reply:
     """Collects a completion of ``sampling`` and calls ``on_token`` and ``on_report``.
 
-    vLLM reports only at the end which weights sampled a token. As long as weights do not change it is known earlier:
+    vLLM reports only at the end which weights sampled a token. As long as weights do not change, this is known earlier:
     ``version`` sampled every token. ``unsure`` is set for replies that are open while weights change; from then on
     tokens are passed on at the end, with the versions that vLLM reports. ``enough``: ``on_token`` ended the completion.
     """
@@ -77,8 +77,8 @@ class Reply:
             self._tell([self._version] * (len(self._tokens) - self._told))
 
     def end(self, prompt: int) -> Completion:
-        """The completion. Raises ValueError if the reply is incomplete, EngineError if tokens were passed on with
-        another version than the one that sampled them."""
+        """Return the completion. Raises ValueError if the reply is incomplete, EngineError if tokens were passed on
+        with another version than the one that sampled them."""
         if self._reason is None:
             raise ValueError("the reply is incomplete: it has no finish_reason")
         count = len(self._tokens)

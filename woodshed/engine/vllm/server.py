@@ -37,7 +37,7 @@ class Server:
             raise EngineLost(str(error)) from None
 
     async def load(self) -> dict[str, int]:
-        """Numbers of running and waiting requests, of all clients."""
+        """Return the numbers of running and waiting requests of all clients."""
         text = (await self.call("GET", "/metrics")).text
         counts = {"running": 0, "waiting": 0}
         for name, value in _GAUGE.findall(text):
@@ -45,7 +45,7 @@ class Server:
         return counts
 
     async def config(self) -> dict[str, Any]:
-        """The server's model configuration. Raises EngineUnfit if it was started without the flags we need."""
+        """Return the server's model configuration. Raises EngineUnfit if it was started without the flags we need."""
         try:
             # for the first answer vLLM inspects the whole machine, which takes many seconds
             answer = await self.call("GET", "/server_info?config_format=json", timeout=120)
@@ -62,7 +62,7 @@ class Server:
         return dict(model)
 
     async def label(self) -> str:
-        """vLLM's label of its weights."""
+        """Return vLLM's label of its weights."""
         return str((await self.call("GET", "/weight_info")).json()["weight_version"])
 
     async def paused(self) -> bool:
@@ -72,7 +72,7 @@ class Server:
         await self.call("POST", "/inference/v1/abort_requests", {"request_ids": requests})
 
     async def look(self, chain: str, above: int, least: int) -> list[dict[str, Any]]:
-        """Each worker's result of ``ChainTransfer.look``."""
+        """Return each worker's result of ``ChainTransfer.look``."""
         body = {"method": "woodshed_look", "args": [chain, str(above), str(least)]}
         return list((await self.call("POST", "/collective_rpc", body, timeout=60)).json()["results"])
 
@@ -120,7 +120,7 @@ class Server:
 
 
 def refused(url: str, path: str, status: int, body: bytes) -> EngineError:
-    """The error of a response that is not successful."""
+    """Return the error for an unsuccessful response."""
     if status == 401:
         return EngineUnfit("it does not accept our key; give vLLM's --api-key and the gateway the same one")
     if status == 404:

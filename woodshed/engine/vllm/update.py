@@ -1,4 +1,4 @@
-"""Keeps a vLLM server on the newest weights of a chain: decides when its workers, which read the chain, switch."""
+"""Keeps a vLLM server on the newest weights of a chain. Its workers read the chain; this decides when they switch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOOK_SECONDS = 0.05
 
 
 class ChainUpdates:
-    """Follows a weight chain. ``running`` while weights change; ``swap_seconds`` is the total time of pauses."""
+    """Follows a weight chain. ``running``: True while weights change; ``swap_seconds``: total time of pauses."""
 
     def __init__(self, engine: VllmEngine, server: Server, chain: str | None, *, poll_seconds: float) -> None:
         self._engine, self._server, self._chain = engine, server, chain
@@ -30,7 +30,7 @@ class ChainUpdates:
         self._work: asyncio.Task[None] | None = None
         self.running = False
         self.problem: dict[str, Any] | None = None
-        """Why newer weights cannot be loaded, and since when."""
+        """Reason why newer weights cannot be loaded, and since when."""
         self.swaps, self.swap_seconds = 0, 0.0
 
     async def begin(self) -> None:
@@ -76,8 +76,7 @@ class ChainUpdates:
                 self.problem = None
 
     async def _step(self) -> None:
-        """Load the newest version there is now. An update that has begun is finished even if its caller is
-        cancelled."""
+        """Load the currently newest version. An update that has begun is finished even if its caller is cancelled."""
         async with self._lock:
             if self._work is None or self._work.done():
                 version = await self._decoded()
@@ -87,7 +86,7 @@ class ChainUpdates:
             await asyncio.shield(self._work)
 
     async def _decoded(self) -> int | None:
-        """Wait for the version that every worker has decoded; None if the chain has nothing newer."""
+        """Wait until every worker has decoded the same version, and return it; None if the chain has nothing newer."""
         assert self._chain is not None
         least = 0
         while True:

@@ -33,8 +33,8 @@ _MIX = 0x9E3779B97F4A7C15
 def encode_ask(
     tokens: Sequence[int], sampling: Sampling, *, request: str, most: int, salt: str | None, routes_from: int
 ) -> bytes:
-    """The body of a request. ``most``: tokens left in the context, an upper bound of ``max_tokens``. ``routes_from``:
-    number of prompt tokens whose routes are not requested."""
+    """Encode the body of a request. ``most``: number of tokens left in the context, which limits ``max_tokens``.
+    ``routes_from``: number of first prompt tokens whose routes are not requested."""
     params: dict[str, Any] = {
         "max_tokens": min(sampling.max_tokens, most),
         "temperature": sampling.temperature,
@@ -43,7 +43,7 @@ def encode_ask(
         "min_p": sampling.min_p,
         "stop_token_ids": list(sampling.stop_ids),
         "ignore_eos": True,  # stop_ids has all tokens that end a completion
-        # 0 means the sampled token alone; it always takes one of the places, so alternatives need one more
+        # 0 requests only the sampled token, which always takes one of the places, so alternatives need one more
         "logprobs": sampling.top_logprobs + 1 if sampling.top_logprobs else 0,
         "detokenize": False,
         "routed_experts_prompt_start": routes_from,
@@ -68,8 +68,8 @@ def encode_ask(
 
 
 def seed_of(seed: int, drawn: int) -> int:
-    """The seed for vLLM. vLLM cannot skip random numbers, so a completion that continues after ``drawn`` tokens gets
-    another seed, derived from both."""
+    """Return the seed for vLLM. vLLM cannot skip random numbers, so a completion that continues after ``drawn`` tokens
+    gets another seed, derived from both."""
     return seed % (1 << 63) if not drawn else ((seed + 1) * _MIX + drawn) % (1 << 63)
 
 
@@ -96,8 +96,8 @@ class Events:
 
 
 def read_tokens(choice: dict[str, Any], vocabulary: int | None = None) -> list[tuple[int, float]]:
-    """(token, log-probability) of a chunk. Raises ValueError if they do not match, or if a token is not in the
-    vocabulary."""
+    """Return pairs (token, log-probability) of a chunk. Raises ValueError if tokens and log-probabilities do not match,
+    or if a token is not in the vocabulary."""
     tokens = choice.get("token_ids") or []
     content = (choice.get("logprobs") or {}).get("content") or []
     if len(content) != len(tokens):
@@ -113,7 +113,7 @@ def read_tokens(choice: dict[str, Any], vocabulary: int | None = None) -> list[t
 
 
 def read_reports(choice: dict[str, Any], sampling: Sampling) -> list[TokenReport]:
-    """The reports of a chunk's tokens, after ``read_tokens`` has checked it. Raises ValueError."""
+    """Return the reports of a chunk's tokens, after ``read_tokens`` has checked the chunk. Raises ValueError."""
     reports = []
     for entry in (choice.get("logprobs") or {}).get("content") or []:
         places = entry.get("top_logprobs") or []
@@ -126,14 +126,14 @@ def read_reports(choice: dict[str, Any], sampling: Sampling) -> list[TokenReport
 
 
 def read_reason(reason: Any) -> StopReason:
-    """The stop reason of a ``finish_reason``. Raises ValueError."""
+    """Return the stop reason for a ``finish_reason``. Raises ValueError if it is unknown."""
     if reason not in _REASONS:
         raise ValueError(f"finish_reason is {reason!r}")
     return _REASONS[reason]
 
 
 def version_of(label: Any, initial: int) -> int:
-    """The policy version of vLLM's label of its weights. Raises ValueError if the label is not one of ours."""
+    """Return the policy version for vLLM's label of its weights. Raises ValueError if the label is not one of ours."""
     if label == UNTOUCHED:
         return initial
     if not isinstance(label, str) or not label.isdecimal():
@@ -142,7 +142,7 @@ def version_of(label: Any, initial: int) -> int:
 
 
 def read_versions(spans: Any, count: int, initial: int) -> list[int]:
-    """Version per token. Raises ValueError if the spans do not cover exactly ``count`` tokens."""
+    """Return the version of each token. Raises ValueError if the spans do not cover exactly ``count`` tokens."""
     versions: list[int] = []
     for span in spans or []:
         if span["start"] != len(versions) or span["end"] < span["start"]:
@@ -154,8 +154,9 @@ def read_versions(spans: Any, count: int, initial: int) -> list[int]:
 
 
 def read_routes(encoded: Any, prompt: int, count: int) -> tuple[NDArray[np.int16] | None, NDArray[np.int16] | None]:
-    """(routes int16 ``[count, L, K]``, routes of the last prompt tokens). vLLM returns one row per token that it
-    computed, so none for the last sampled one, which gets -1. Raises ValueError."""
+    """Return (routes int16 ``[count, L, K]``, routes int16 ``[n, L, K]`` of the last n prompt tokens), both None if
+    vLLM sent none. It sends one row per token that it computed, so none for the last sampled one, which gets -1. Raises
+    ValueError."""
     if encoded is None:
         return None, None
     try:

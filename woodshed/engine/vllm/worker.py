@@ -52,7 +52,7 @@ class ChainTransfer(WeightTransferEngine):
         self._problem: str | None = None
 
     def look(self, chain: str, above: int, least: int) -> dict[str, Any]:
-        """Which version is decoded, and what failed since the last call.
+        """Return which version is decoded, whether a thread is busy, and what failed since the last call.
 
         A decoded version above ``above`` and not below ``least`` is kept until it has been applied. Otherwise this call
         starts a thread that fetches the newest version (at most ``least`` if that is not 0, so that all workers arrive
@@ -86,8 +86,8 @@ class ChainTransfer(WeightTransferEngine):
     def start_weight_update(self) -> None:
         if self.device.type == "cpu" and self.model_config.get_num_experts() > 0:
             raise RuntimeError(
-                "vLLM's CPU build does not repack the weights of experts: after an update it would sample from wrong "
-                "ones; use a GPU, or the built-in engine"
+                "vLLM's CPU build does not repack the weights of experts: after an update it would sample with wrong "
+                "weights; use a GPU, or the built-in engine"
             )
         initialize_layerwise_reload(self.model)
 

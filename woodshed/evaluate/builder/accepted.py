@@ -1,6 +1,7 @@
-"""Several accepted solutions: submissions that pass every required test of a task, beside its reference.
+"""Accepted solutions: submissions that pass every required test of a task, in addition to its reference.
 
-They lie in ``accepted/TASK/DIGEST/`` of a benchmark, outside of the locked task: ``files/`` and ``accepted.json``.
+They are stored in ``accepted/TASK/DIGEST/`` of a benchmark, outside of the locked task: ``files/`` and
+``accepted.json``.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ ACCEPTED = "accepted"
 
 @dataclass(frozen=True)
 class Accepted:
-    """A solution beside the reference. ``origin``: where it is from; ``date``: UTC, to the second."""
+    """A solution other than the reference. ``origin``: where it comes from; ``date``: UTC, to the second."""
 
     digest: str
     origin: str
@@ -39,7 +40,8 @@ class Accepted:
 def keep_accepted(folder: Path, task: Task, submission: Mapping[str, bytes], outcome: Outcome, origin: str) -> str:
     """Keep a graded submission that resolved the task; return its digest.
 
-    Returns '' for one that did not, that is the reference, or that is kept already.
+    Returns '' if it did not resolve the task, equals the reference, or is kept already. Raises BenchmarkError for a
+    path that leads out of the folder.
     """
     if not outcome.resolved:
         return ""
@@ -67,7 +69,7 @@ def keep_accepted(folder: Path, task: Task, submission: Mapping[str, bytes], out
 
 
 def accepted_of(folder: Path, name: str) -> list[Accepted]:
-    """The solutions kept for the task in ``tasks/NAME``, oldest first."""
+    """Return the solutions kept for the task in ``tasks/NAME``, oldest first."""
     found = []
     for path in (folder / ACCEPTED / name).glob("*/accepted.json"):
         about = json.loads(path.read_text("utf-8"))
@@ -81,13 +83,13 @@ def accepted_of(folder: Path, name: str) -> list[Accepted]:
 async def offer(
     folder: Path, task: Task, files: Mapping[str, bytes], origin: str, backend: Backend, layers: LayerStore
 ) -> tuple[Outcome, str]:
-    """Grade a submission and keep it if it resolves the task: (outcome, digest or '' as ``keep_accepted``)."""
+    """Grade a submission and keep it if it resolves the task; return (outcome, result of ``keep_accepted``)."""
     outcome = await grade(task, files, backend, layers)
     return outcome, keep_accepted(folder, task, files, outcome, origin)
 
 
 def _normal(task: Task, submission: Mapping[str, bytes]) -> Submission:
-    """What crosses into grading and differs from the workspace."""
+    """Return the part of a submission that crosses into grading and differs from the workspace."""
     deleted = getattr(submission, "deleted", ())
     return Submission(changed_files(task, crossing(task.info, submission)), deleted)
 

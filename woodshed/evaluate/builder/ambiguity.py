@@ -1,7 +1,7 @@
-"""Ambiguity: do independent readings of a query agree on the tests?
+"""Ambiguity of a query: whether independently sampled solutions (readings) agree on the tests.
 
-Solutions are sampled from the query alone, by our agent against any chat endpoint, each in a box of its own, and
-graded. Without an endpoint there is the score by rules of ``query.stated``, which says less: it compares words.
+Solutions are sampled from the query alone, by our agent with any chat endpoint, each in a box of its own, and graded.
+Without an endpoint there is only the score by rules of ``query.stated``, which is weaker: it compares words.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Reading:
 
 @dataclass(frozen=True)
 class Agreement:
-    """``agreement``: ``pairwise`` over the readings that change something, None for fewer than two; ``solved`` and
-    ``empty`` of ``readings``."""
+    """``agreement``: ``pairwise`` over the readings that change something, None for fewer than two. ``solved`` and
+    ``empty``: number of the ``readings`` that solve the task, and that change nothing."""
 
     agreement: float | None
     readings: int
@@ -58,7 +58,7 @@ class Agreement:
 
 
 def pairwise(passed: Sequence[Mapping[str, bool]]) -> float | None:
-    """Observed agreement: the share of pairs of readings with the same outcome, as a mean over the tests.
+    """Return the observed agreement: the share of pairs of readings with the same outcome, as a mean over the tests.
 
     With p of K readings passing a test, that is (p(p-1) + (K-p)(K-p-1)) / (K(K-1)), the agreement of J. Fleiss,
     "Measuring nominal scale agreement among many raters" (1971), for two categories. None for fewer than two readings.
@@ -75,7 +75,7 @@ def pairwise(passed: Sequence[Mapping[str, bool]]) -> float | None:
 
 
 def agreement_of(task: Task, readings: Sequence[Reading]) -> Agreement:
-    """The agreement of readings on the tests that fail before the change; the others mostly pass whatever is done."""
+    """Return the agreement of readings on the tests that fail before the change; other tests pass with most changes."""
     wanted = task.info.fail_to_pass
     passed = [{test: r.outcome.tests.get(test) == "passed" for test in wanted} for r in readings if r.changed]
     return Agreement(

@@ -1,4 +1,4 @@
-"""From a validated candidate (``tasks build``) to a task of the benchmark: the query, and what describes it.
+"""Make a task of the benchmark from a validated candidate (``tasks build``): add the query and its description.
 
 The task directory gets a folder ``benchmark``: ``queries.json`` (terse, named and full query, context, what the query
 states) and ``reference.diff``. Agents get neither.
@@ -32,12 +32,12 @@ from .trace import Traced
 EXTRA = "benchmark"
 LEVELS: tuple[QueryLevel, ...] = ("terse", "named", "full")
 _LEAST = 12
-"""Characters that a query must have."""
+"""Minimum number of characters of a query."""
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """The query of a task: its ``level``, text and what it states; ``terse``: what the terse one states."""
+    """The query of a task: its ``level``, text and what it states; ``terse``: what the terse query states."""
 
     level: QueryLevel
     text: str
@@ -46,7 +46,8 @@ class Chosen:
 
 
 def choose(queries: Queries, terse: Stated, task: Task, settings: BenchmarkSettings) -> Chosen | str:
-    """The query by ``settings.query``, or why there is none. ``terse``: what the terse query states."""
+    """Return the query according to ``settings.query``, or the reason why there is none. ``terse``: what the terse
+    query states."""
     if len(queries.terse) < _LEAST:
         return "the query says too little"
     levels = LEVELS if settings.query == "auto" else (settings.query,)
@@ -65,7 +66,7 @@ def _share(found: Stated) -> str:
 
 
 def commits_of(build: Path) -> dict[str, Commit]:
-    """Commit id -> commit, of every repository that a task build has pinned."""
+    """Return the commits by id, of every repository that a task build has pinned."""
     found: dict[str, Commit] = {}
     for package in load_catalogue(build / SOURCES).packages.values():
         if package.history:
@@ -78,7 +79,7 @@ def commits_of(build: Path) -> dict[str, Commit]:
 
 
 def queries_of(task: Task, commit: Commit, traced: Mapping[str, Traced]) -> Queries:
-    """The queries of a candidate: of the session that wrote its commit, else of the commit's message."""
+    """Return the queries of a candidate, from the session that wrote its commit, else from the commit's message."""
     known = traced.get(commit.id)
     if known is None:
         return queries_of_commit(commit, task)
@@ -114,13 +115,13 @@ def write_task(candidate: Task, place: Path, queries: Queries, chosen: Chosen, t
 
 
 def read_about(task: Task) -> dict[str, Any]:
-    """The content of ``benchmark/queries.json``."""
+    """Return the content of the task's ``benchmark/queries.json``."""
     found: dict[str, Any] = json.loads((task.path / EXTRA / "queries.json").read_text("utf-8"))
     return found
 
 
 def entry_of(task: Task, *, agreement: float | None, round: int) -> Entry:
-    """The lock's entry of a task as it is on disk."""
+    """Return the lock's entry for a task as it is on disk."""
     about, provenance = read_about(task), task.info.provenance
     score = about["stated"]["score"]
     return Entry(

@@ -1,7 +1,8 @@
 """``woodshed benchmark build`` and ``refresh``: repositories and sessions in, locked tasks out.
 
 A round builds candidates with the task factory (``rounds/NNN-sessions``, ``rounds/NNN-history``), gives each its query,
-checks it, and adds it to the lock. The lock is written last: a killed round is repeated from the candidates it has.
+checks it, and adds it to the lock. The lock is written last: a killed round is repeated with the candidates that it
+has built.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a round is made of. ``corpus``: folders of texts and of training tasks that tasks must not be in;
-    ``endpoint``: where readings are sampled, if anywhere."""
+    """Inputs of a round. ``corpus``: folders of training texts and training tasks; tasks contained in them are left
+    out; ``endpoint``: where readings are sampled, None for nowhere."""
 
     sources: Sequence[str]
     sessions: Sequence[Session] = ()
@@ -53,9 +54,9 @@ class Inputs:
 
 @dataclass
 class Round:
-    """What a round made. ``left_out``: candidate -> why it is not in the benchmark; ``terse``: share of what the tests
-    need that the terse query states, of every candidate that could be read; ``tables``: yield of the task factory;
-    ``traced``: commits traced to sessions."""
+    """Result of a round. ``entries``: the new tasks by name; ``left_out``: candidate -> why it is not in the benchmark;
+    ``terse``: for every candidate whose tests could be read, the share of what the tests need that the terse query
+    states; ``tables``: yield of the task factory; ``traced``: commits traced to sessions."""
 
     number: int
     entries: dict[str, Entry] = field(default_factory=dict)
@@ -75,8 +76,8 @@ async def build_benchmark(
     layers: LayerStore,
     progress: Progress | None = None,
 ) -> Round:
-    """Build a benchmark in the folder ``out``. Raises BenchmarkError if there is one, or if no task was made;
-    PackageError if no source can be used; OSError if a corpus cannot be read."""
+    """Build a benchmark in the folder ``out``. Raises BenchmarkError if the folder has one already, or if no task was
+    made; PackageError if no source can be used; OSError if a corpus cannot be read."""
     if (out / LOCK).exists():
         raise BenchmarkError(f"{out} holds a benchmark; add tasks with `woodshed benchmark refresh`, or choose another")
     made = await run_round(Round(1), inputs, settings, out, backend, layers, progress=progress)
@@ -89,7 +90,7 @@ async def build_benchmark(
 
 
 def summary(made: Round, retired: Sequence[str] = (), since: str = "") -> dict[str, Any]:
-    """The lock's record of a round."""
+    """Return the lock's record of a round."""
     return {
         "since": since,
         "added": sorted(made.entries),
@@ -110,7 +111,8 @@ async def run_round(
     known: frozenset[str] = frozenset(),
     progress: Progress | None = None,
 ) -> Round:
-    """Make the tasks of a round, and write them below ``tasks/``; ``known``: commits that have a task already."""
+    """Make the tasks of a round and write them below ``tasks/``; fill and return ``made``. ``known``: ids of commits
+    that have a task already."""
     made.traced = await asyncio.to_thread(_traced, inputs, settings, since)
     by_commit = {each.commit.id: each for each in made.traced}
     candidates: list[tuple[Task, Commit]] = []
@@ -145,7 +147,7 @@ async def _assemble(
     layers: LayerStore,
     progress: Progress | None,
 ) -> None:
-    """Give every candidate its query, check it, and move what passes to ``tasks/``."""
+    """Give every candidate its query, check it, and move those that pass to ``tasks/``."""
     staged = out / _STAGED
     shutil.rmtree(staged, ignore_errors=True)
     (out / TASKS).mkdir(parents=True, exist_ok=True)
@@ -192,7 +194,7 @@ async def _assemble(
 
 
 def _traced(inputs: Inputs, settings: BenchmarkSettings, since: str) -> list[Traced]:
-    """The commits of all sources that were written in the sessions."""
+    """Return the commits of all sources that were written in the sessions."""
     if not inputs.sessions:
         return []
     start = math.floor(min(session.started for session in inputs.sessions))  # git notes whole seconds
@@ -221,7 +223,7 @@ def _after(commit: Commit, start: float, since: str) -> bool:
 
 
 def names_of(spec: SourceSpec) -> list[str]:
-    """Names of a repository besides its root commits: its place, and the URLs of its remotes."""
+    """Return the names of a repository besides its root commits: its path or URL, and the URLs of its remotes."""
     names = [spec.place]
     if Path(spec.place).is_dir():
         more = ["-c", "safe.directory=*", "-C", spec.place]

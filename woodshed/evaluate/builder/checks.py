@@ -1,4 +1,4 @@
-"""What a task must pass before it is locked: the gates, the corpus, and independent readings of its query."""
+"""Checks that a task must pass before it is locked: gates, overlap with a corpus, independent readings of its query."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ READINGS = "readings.jsonl"
 
 @dataclass(frozen=True)
 class Checked:
-    """``failed``: why the task is left out, or ''; ``gates``: what failed of ``gates`` -> why."""
+    """Result of ``check``. ``failed``: why the task is left out, or ''; ``gates``: reason by failed gate."""
 
     failed: str = ""
     gates: Mapping[str, str] = field(default_factory=dict)
@@ -38,11 +38,11 @@ async def check(
     layers: LayerStore,
     endpoint: Endpoint | None,
 ) -> Checked:
-    """Check the finished task, then sample readings. Its candidate has passed every gate of the task factory, and only
-    the query is new: so the solution must score 1, the untouched workspace 0, and workspace and query must not leak.
+    """Check the finished task, then sample readings.
 
-    Readings that resolve the task are kept as accepted solutions; readings of the same task, model and temperature are
-    not sampled again.
+    Its candidate has passed every gate of the task factory, and only the query is new. So it is enough that the
+    solution scores 1, the untouched workspace 0, and workspace and query do not leak. Readings that resolve the task
+    are kept as accepted solutions; readings of the same task, endpoint, model and temperature are not sampled again.
     """
     failures = await gates(task, backend, layers)
     if failures:
@@ -56,7 +56,8 @@ async def check(
 
 
 async def gates(task: Task, backend: Backend, layers: LayerStore) -> dict[str, str]:
-    """Gate -> why it failed: ``oracle`` (the solution scores 1), ``no_op`` (the untouched workspace 0), ``leak``."""
+    """Return the reasons of the gates that failed: ``oracle`` (the solution must score 1), ``no_op`` (the untouched
+    workspace must score 0), ``leak``."""
     failures: dict[str, str] = {}
     solved = await grade(task, task.solution_files(), backend, layers)
     if not solved.resolved:
@@ -92,7 +93,7 @@ async def _readings(
 
 
 def contaminated(tasks: Sequence[Task], folders: Sequence[Path], settings: BenchmarkSettings) -> dict[str, Overlap]:
-    """Name of a task -> the largest overlap with a text of ``folders``, of those over ``settings.max_overlap``."""
+    """Return, by name of the task, the largest overlap with a text of ``folders``, if over ``settings.max_overlap``."""
     if not folders:
         return {}
     found: dict[str, Overlap] = {}
@@ -103,7 +104,7 @@ def contaminated(tasks: Sequence[Task], folders: Sequence[Path], settings: Bench
 
 
 def readings_of(folder: Path, name: str) -> list[Agreement]:
-    """The agreements measured of a task, oldest first."""
+    """Return the measured agreements of a task, oldest first."""
     path = folder / READINGS
     rows = read_jsonl(path) if path.exists() else []
     return [Agreement(**row["agreement"]) for row in rows if row.get("task") == name]

@@ -17,8 +17,8 @@ from .lock import RETIRED, Entry, Lock
 
 
 def figures(lock: Lock) -> dict[str, Any]:
-    """Headline numbers of the tasks in use. Agreement by rules is the share of what the tests need that the query (or
-    the terse query) states; that of readings is None where nothing was sampled."""
+    """Return headline numbers of the tasks in use. ``stated_by_rules``: mean share of what the tests need that the
+    query states; ``agreement_of_readings``: None if nothing was sampled."""
     used = list(lock.in_use.values())
     rated = [entry.agreement for entry in used if entry.agreement >= 0]
     by_rules = [entry.stated for entry in used if entry.stated >= 0]
@@ -35,7 +35,7 @@ def figures(lock: Lock) -> dict[str, Any]:
 
 
 def benchmark_text(lock: Lock) -> str:
-    """A table of the tasks, their statistics beside published ones, and what each round did."""
+    """Return a table of the tasks, their statistics next to published ones, and what each round did."""
     head = f"{'task':44} {'date':10} {'origin':8} {'query':6} {'lines':>5} {'chars':>5} {'stated':>6} {'agree':>6}"
     rows = [head]
     for name, entry in sorted(lock.tasks.items(), key=lambda pair: (pair[1].date, pair[0]), reverse=True):
@@ -75,7 +75,8 @@ def _row(name: str, entry: Entry) -> str:
 
 
 def task_text(folder: Path, task: Task) -> str:
-    """The queries, what they state, the context, accepted solutions and the reference diff of one task."""
+    """Return the queries of one task, what they leave unstated, the context, readings, accepted solutions and the
+    reference diff."""
     about, info = read_about(task), task.info
     parts = [f"{task.name}  ({about['origin']}, commit {info.provenance.get('commit', '')[:12]})"]
     for level in ("terse", "named", "full"):

@@ -1,4 +1,4 @@
-"""The lock of a benchmark: which tasks it has, in which state, by a hash of everything in each.
+"""The lock of a benchmark: its tasks with their state and a hash of everything in each.
 
 Results are comparable only if they are of the same tasks, so a task that was changed after it was locked is refused.
 """
@@ -29,8 +29,8 @@ class BenchmarkError(Exception):
 class Entry:
     """A locked task. ``digest``: ``Task.digest``; ``commit`` and ``date``: of its solution; ``origin``: ``history`` or
     ``session``; ``query``: level of its query; ``stated``: share of what the tests need that the query states, by
-    rules, -1 if it could not be read; ``agreement``: of solutions sampled from the query, -1 without; ``round``: number
-    of the build or refresh that added it; ``why``: of a retired one."""
+    rules, -1 if the tests could not be read; ``agreement``: of solutions sampled from the query, -1 if none were;
+    ``round``: number of the build or refresh that added it; ``why``: reason why it was retired."""
 
     digest: str
     source: str
@@ -49,8 +49,8 @@ class Entry:
 
 @dataclass(frozen=True)
 class Lock:
-    """``tasks``: folder below ``tasks/`` -> entry. ``sources`` and ``settings``: what a refresh builds with.
-    ``rounds``: for each build and refresh what it added, retired and left out."""
+    """Content of the lock. ``tasks``: entry by folder below ``tasks/``. ``sources`` and ``settings``: used by a
+    refresh. ``rounds``: for each build and refresh, what it added, retired and left out."""
 
     tasks: Mapping[str, Entry]
     sources: tuple[str, ...] = ()
@@ -91,7 +91,7 @@ def read_lock(folder: Path) -> Lock:
 
 
 def load_benchmark(folder: Path) -> list[Task]:
-    """The tasks of a benchmark that are in use, by name.
+    """Return the tasks of a benchmark that are in use, sorted by name.
 
     Raises BenchmarkError if a task is missing, was changed since it was locked, or is not in the lock.
     """
@@ -125,12 +125,13 @@ def _verified(folder: Path, lock: Lock) -> dict[str, Task]:
 
 
 def verified(folder: Path) -> dict[str, Task]:
-    """All tasks of a benchmark, retired ones too, by the name of their folder. Raises as ``load_benchmark``."""
+    """Return all tasks of a benchmark, including retired ones, by the name of their folder. Raises BenchmarkError like
+    ``load_benchmark``."""
     return _verified(folder, read_lock(folder))
 
 
 def counts(entries: Iterable[Entry]) -> dict[str, int]:
-    """Number of tasks by origin."""
+    """Return the number of tasks by origin."""
     found = {"history": 0, "session": 0}
     for entry in entries:
         found[entry.origin] += 1

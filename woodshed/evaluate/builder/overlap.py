@@ -1,8 +1,8 @@
-"""Decontamination: is the reference diff of a task, or its tests, in a text that is trained on?
+"""Decontamination: find tasks whose reference diff or tests are contained in a training text.
 
-The n-grams of the added lines that the agent's files do not have are searched in every text of a corpus: files of any
-kind below a folder (archives and escapes included), each line of JSON lines, each row of Parquet, and every file of
-task directories of a training split.
+The n-grams of the added lines, without those in the agent's files, are searched in every text of a corpus: files of any
+kind below a folder (including archives and escaped text), each line of JSON lines, each row of Parquet, and every file
+of task directories of a training split.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from woodshed.tasks.validate.leak_readers import texts_of
 from woodshed.tasks.validate.leaks import tokenise
 
 FEWEST = 12
-"""Diffs and tests of fewer n-grams than this are not searched: anybody may write the same."""
+"""Diffs and tests with fewer n-grams than this are not searched, because the same text may occur by chance."""
 _SKIPPED = frozenset({".git", ".hg", "__pycache__"})
 Gram = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Overlap:
-    """A text that holds ``share`` of the n-grams of a task's ``part`` (``diff`` or ``tests``)."""
+    """A text that contains ``share`` of the n-grams of a task's ``part`` (``diff`` or ``tests``)."""
 
     task: str
     part: str
@@ -39,7 +39,8 @@ class Overlap:
 
 
 def parts_of(task: Task) -> dict[str, frozenset[Gram]]:
-    """Part -> its n-grams, without those that the agent's version of the files has, and without parts too short."""
+    """Return the n-grams of each part, without those in the agent's version of the files, and without parts that have
+    fewer than ``FEWEST``."""
     start, gold = task.workspace_files(), task.solution_files()
     graded = {n.removeprefix(TESTS_PREFIX): d for n, d in task.test_files().items() if n.startswith(TESTS_PREFIX)}
     files = {test.partition("::")[0] for test in task.info.fail_to_pass}
@@ -48,7 +49,7 @@ def parts_of(task: Task) -> dict[str, frozenset[Gram]]:
 
 
 def _added(start: Mapping[str, bytes], after: Mapping[str, bytes]) -> frozenset[Gram]:
-    """The n-grams of each run of added lines, without those of the files before."""
+    """Return the n-grams of all runs of added lines, without those of the files before the change."""
     grams: set[Gram] = set()
     for path in after:
         before, now = (f.get(path, b"").decode("utf-8", "replace").splitlines() for f in (start, after))
@@ -59,7 +60,8 @@ def _added(start: Mapping[str, bytes], after: Mapping[str, bytes]) -> frozenset[
 
 
 def _runs(before: Sequence[str], now: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """(first, last) of each run of added lines. What both begin and end with is cut off first: difflib is quadratic."""
+    """Yield (first, last) of each run of added lines. Common beginnings and ends are cut off first, because difflib is
+    quadratic."""
     same = next((i for i, (one, other) in enumerate(zip(before, now)) if one != other), min(len(before), len(now)))
     rest = min(len(before), len(now)) - same
     end = next((i for i in range(rest) if before[-1 - i] != now[-1 - i]), rest)
@@ -75,7 +77,8 @@ def _grams(text: str) -> set[Gram]:
 
 
 def overlaps(tasks: Sequence[Task], texts: Iterable[tuple[str, str]], most: float) -> list[Overlap]:
-    """For each task and part the text, of (name, text), that holds the largest share of more than ``most``."""
+    """Return, for each task and part, the text with the largest share of its n-grams, if that is above ``most``.
+    ``texts``: (name, text)."""
     forms: list[tuple[str, str, int]] = []
     holders: dict[Gram, list[int]] = defaultdict(list)
     for task in tasks:
@@ -95,7 +98,7 @@ def overlaps(tasks: Sequence[Task], texts: Iterable[tuple[str, str]], most: floa
 
 
 def corpus_texts(folders: Iterable[Path]) -> Iterator[tuple[str, str]]:
-    """(name, text) of everything below ``folders``. Raises OSError if a folder cannot be read."""
+    """Yield (name, text) of everything below ``folders``. Raises OSError if a folder cannot be read."""
     for folder in folders:
         if not folder.is_dir():
             raise NotADirectoryError(f"{folder}: no such folder")

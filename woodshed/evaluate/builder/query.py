@@ -1,6 +1,7 @@
-"""The queries of a task: what a person would ask for, as tersely as they did, and how much of it the tests need.
+"""The queries of a task: requests as terse as people write them, and how much of what the tests need they state.
 
-A commit's query is its title without test names, code and references. Of a session it is the user's own first message.
+A commit's query is its title without test names, code and references. A session's query is the user's own first
+message.
 """
 
 from __future__ import annotations
@@ -50,14 +51,14 @@ class Queries:
 
 
 def queries_of_commit(commit: Commit, task: Task) -> Queries:
-    """Queries from the message of a commit (of a merge: of its request)."""
+    """Return the queries from the message of a commit (for a merge, from its pull request)."""
     title, body = cleaned(commit.message)
     terse = terse_title(title)
     return _queries(terse, terse_body(body), task, commit.message)
 
 
 def queries_of_session(messages: Sequence[str], task: Task, sessions: Sequence[str]) -> Queries:
-    """Queries from the messages of a user, in order: the first one as it is, without what a client put around it."""
+    """Return the queries from a user's messages, given in order; text that a client added is removed."""
     asked = [text for text in map(as_typed, messages) if text]
     if not asked:
         return Queries("", "", "", origin="session", sessions=tuple(sessions))
@@ -74,26 +75,26 @@ def _queries(terse: str, more: str, task: Task, text: str) -> Queries:
 
 
 def terse_title(title: str) -> str:
-    """A title without test names, "with tests", numbers of issues in front and backticks."""
+    """Return a title without test names, "with tests", leading issue numbers and backticks."""
     text = _TEST_NAME.sub("", _WITH_TESTS.sub("", _NUMBER.sub("", title))).replace("`", "")
     return re.sub(r"\s+([,.;:])", r"\1", re.sub(r"\s{2,}", " ", text)).strip(" .,;:-")
 
 
 def terse_body(body: str) -> str:
-    """A body without fenced code, lines about tests, and lines that only report formatting."""
+    """Return a body without fenced code, lines about tests, and lines that only report formatting."""
     lines = [line for line in _FENCED.sub("", body).splitlines() if not (_TEST_NAME.search(line) or _NOISE.match(line))]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
 
 
 def as_typed(message: str) -> str:
-    """A user's message without the reminders and the surroundings that clients add to it."""
+    """Return a user's message without the reminders and wrappers that clients add to it."""
     text = _WRAPPED.sub("", message)
     asked = _ASKED.search(text)
     return (asked[2] if asked else text).strip()
 
 
 def files_named(text: str, files: Iterable[str]) -> tuple[str, ...]:
-    """Files that a text names, by path or by a file name that only one of them has."""
+    """Return the files that a text names, by path or by a file name that only one of them has."""
     files = list(files)
     by_name: dict[str, list[str]] = {}
     for path in files:
@@ -111,9 +112,9 @@ def files_named(text: str, files: Iterable[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Stated:
-    """What a query states of what the tests need. ``needed``: words that the failing tests need and no file tells;
-    ``unstated``: those that the query does not state either; ``score``: share of the needed words that it states, None
-    if the tests cannot be read (another language, generated tests)."""
+    """How much of what the tests need a query states. ``needed``: words that the failing tests need and that are in no
+    file; ``unstated``: those that are not in the query either; ``score``: share of the needed words that the query
+    states, None if the tests cannot be read (another language, generated tests)."""
 
     needed: tuple[str, ...]
     unstated: tuple[str, ...]

@@ -1,6 +1,6 @@
-"""Refresh a benchmark by date: tasks of new commits come in, old ones retire. Nothing is deleted.
+"""Refresh a benchmark by date: add tasks of new commits, retire old ones. Nothing is deleted.
 
-A retired task stays on disk and in the lock, so that old results stay readable; it is marked in its history, as every
+A retired task stays on disk and in the lock, so that old results stay readable; it is marked in its history, like every
 task that is out of use, and ``load_benchmark`` leaves it out.
 """
 
@@ -24,8 +24,8 @@ from .settings import BenchmarkSettings, checked_date
 
 @dataclass(frozen=True)
 class Retirement:
-    """``most``: tasks to keep in use, newest commits first, 0 for no limit; ``before``: tasks of older commits retire
-    (YYYY-MM-DD), empty for no limit."""
+    """``most``: number of tasks to keep in use, newest commits first, 0 for no limit; ``before``: date (YYYY-MM-DD),
+    tasks of older commits are retired, '' for no limit."""
 
     most: int = 0
     before: str = ""
@@ -38,7 +38,7 @@ class Retirement:
 
 @dataclass(frozen=True)
 class Refreshed:
-    """``made``: the round of new tasks; ``retired``: name -> why; ``since``: date that new commits had to have."""
+    """``made``: the round of new tasks; ``retired``: reason by name; ``since``: date from which commits were used."""
 
     made: Round
     retired: Mapping[str, str]
@@ -56,10 +56,11 @@ async def refresh_benchmark(
     parallel: int = 0,
     progress: Progress | None = None,
 ) -> Refreshed:
-    """Add tasks of commits since a date (default: of the newest task), with the settings that the benchmark was built
-    with, and retire old ones. ``inputs.sources`` may be empty: those of the last build.
+    """Add tasks of commits from the date ``since`` on (default: that of the newest task), and retire old ones.
 
-    Raises BenchmarkError if the benchmark is damaged or a locked task was changed, ValueError for a malformed date.
+    The settings are those that the benchmark was built with. If ``inputs.sources`` is empty, those of the last build
+    are used. Raises BenchmarkError if the benchmark is damaged or a locked task was changed, ValueError for a malformed
+    date.
     """
     lock = read_lock(folder)
     tasks = verified(folder)
@@ -92,7 +93,7 @@ async def refresh_benchmark(
 
 
 def old(entries: Mapping[str, Entry], retirement: Retirement) -> dict[str, str]:
-    """Tasks in use that retire -> why, oldest first."""
+    """Return the tasks in use that must be retired, with reasons, oldest first."""
     used = [(name, entry) for name, entry in entries.items() if entry.status != RETIRED]
     newest = sorted(used, key=lambda pair: (pair[1].date, pair[0]), reverse=True)
     found: dict[str, str] = {}

@@ -1,7 +1,7 @@
 """Sessions: what people asked of an agent, and the lines that its edits wrote, from live trajectories and journals.
 
-A session says which repository it was about by its label ``repository`` (a remote's URL, the path of a clone, or the id
-of a root commit); the opener of the key sets it.
+The label ``repository`` of a session names its repository (a remote's URL, the path of a clone, or the id of a root
+commit); it is set by whoever opens the trajectory.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Written:
 
 @dataclass(frozen=True)
 class Session:
-    """``asked``: texts of the user's messages; ``written``: lines of all edits that were accepted, in order. Times are
-    Unix seconds; ``ended`` is ``started`` where the end is not recorded."""
+    """``asked``: texts of the user's messages; ``written``: lines of all accepted edits, in order. Times are Unix
+    seconds; ``ended`` equals ``started`` if the end is not recorded."""
 
     id: str
     repository: str
@@ -53,7 +53,7 @@ class Session:
 
 
 def read_sessions(stores: Iterable[Path], journals: Iterable[Path]) -> list[Session]:
-    """The sessions in folders of stored trajectories and in journals of gateways, oldest first, each id once.
+    """Return the sessions in folders of stored trajectories and in journals of gateways, oldest first, each id once.
 
     Raises BenchmarkError for a folder without trajectories and a journal that cannot be read.
     """
@@ -81,7 +81,7 @@ def read_sessions(stores: Iterable[Path], journals: Iterable[Path]) -> list[Sess
 
 
 def session_of(trajectory: Trajectory) -> Session | None:
-    """The session of a trajectory; None unless it is live. Without tool events, the edits are read from messages."""
+    """Return the session of a trajectory; None unless it is live. Without tool events, edits are read from messages."""
     if trajectory.source != "live":
         return None
     calls = [(e.name, e.arguments) for e in trajectory.events if e.error is None and not _failed(e.result)]
@@ -98,11 +98,11 @@ def session_of(trajectory: Trajectory) -> Session | None:
 
 
 def session_of_conversation(found: JournalledConversation) -> Session | None:
-    """The session of a conversation in a gateway's journal; None unless it is live."""
+    """Return the session of a conversation in a gateway's journal; None unless it is live."""
     if found.about.get("source") != "live":
         return None
     messages: list[dict[str, Any]] = []
-    for segment in found.messages:  # the segments of one session begin alike: what is known is not read again
+    for segment in found.messages:  # segments of one session share their beginning, which is taken once
         messages += [message for message in segment if message not in messages]
     labels = found.about.get("labels") or {}
     lines = tuple(line for _, arguments in _calls(messages) for line in written_by(arguments))
@@ -110,9 +110,9 @@ def session_of_conversation(found: JournalledConversation) -> Session | None:
 
 
 def written_by(arguments: Mapping[str, Any] | None) -> Iterator[Written]:
-    """The lines that a tool call writes, by the names that the arguments of common agents have; none for other tools.
+    """Yield the lines that a tool call writes, found by the argument names of common agents; none for other tools.
 
-    Of a replacement, only lines that the replaced text did not have. Lines that a shell command writes are not seen.
+    For a replacement, only lines that the replaced text did not have. Lines written by shell commands are not found.
     """
     if not arguments:
         return
@@ -145,7 +145,7 @@ def _patched(text: str) -> Iterator[Written]:
 
 
 def _calls(messages: Sequence[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(name, arguments) of the calls in a conversation that did not fail."""
+    """Yield (name, arguments) of the calls in a conversation that did not fail."""
     results = {m.get("tool_call_id"): text_of(m.get("content")) for m in messages if m.get("role") == "tool"}
     for message in messages:
         for call in message.get("tool_calls") or ():
@@ -159,18 +159,19 @@ def _calls(messages: Sequence[dict[str, Any]]) -> Iterator[tuple[str, dict[str, 
 
 
 def _failed(result: str) -> bool:
-    """Whether a result reports an error, as ours and those of common agents begin."""
+    """Return whether a result reports an error, judged by how errors of our and common harnesses begin."""
     return result.lstrip().lower().startswith(("error", "<tool_use_error>"))
 
 
 def _asked(messages: Iterable[dict[str, Any]]) -> tuple[str, ...]:
-    """Texts of the user, without what our harness says in the user's place (requests of a summary, format errors)."""
+    """Return the texts of the user, without messages that our harness sends in the user's place (requests for a
+    summary, format errors)."""
     texts = (text_of(message.get("content")) for message in messages if message.get("role") == "user")
     return tuple(dict.fromkeys(text for text in texts if text.strip() and text != REQUEST and not _failed(text)))
 
 
 def text_of(content: Any) -> str:
-    """The text of a message, which is a string or a list of parts."""
+    """Return the text of a message's content, which is a string or a list of parts."""
     if isinstance(content, list):
         return "\n".join(str(part.get("text", "")) for part in content if isinstance(part, dict) and "text" in part)
     return content if isinstance(content, str) else ""

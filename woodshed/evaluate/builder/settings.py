@@ -16,68 +16,68 @@ body of the commit's message, or the user's later messages."""
 
 
 class TraceSettings(Settings):
-    """When lines of a commit count as written in a session."""
+    """Conditions under which a commit counts as written in a session."""
 
     min_share: float = Field(default=0.5, gt=0.0, le=1.0)
-    """Share of the distinctive added lines of a commit that one session must have written."""
+    """Minimum share of the distinctive added lines of a commit that one session must have written."""
 
     min_lines: int = Field(default=3, ge=1)
-    """Number of such lines."""
+    """Minimum number of such lines."""
 
     days: float = Field(default=30.0, gt=0.0)
-    """Most days between the start of a session and the commit."""
+    """Maximum number of days between the start of a session and the commit."""
 
 
 class BenchmarkSettings(Settings):
-    """What becomes a benchmark's task."""
+    """Choice of the commits that become tasks, and of their queries."""
 
     per_source: int = Field(default=20, ge=1)
-    """Tasks to keep from the history of each repository, newest commits first."""
+    """Number of tasks to keep from the history of each repository, newest commits first."""
 
     attempts: int = Field(default=8, ge=1)
-    """Commits tried for each task wanted before a repository is given up."""
+    """Number of commits tried for each wanted task before a repository is given up."""
 
     since: str = ""
     """Only commits of this date (YYYY-MM-DD, UTC) or later; empty for no limit."""
 
     min_lines: int = Field(default=0, ge=0)
-    """Added plus removed lines, of any file, that a commit must have."""
+    """Minimum number of added plus removed lines of a commit, in all files."""
 
     max_lines: int = Field(default=1000, ge=1)
-    """Added plus removed lines, of any file, that a commit may have."""
+    """Maximum number of added plus removed lines of a commit, in all files."""
 
     max_files: int = Field(default=30, ge=1)
-    """Files that a commit may change."""
+    """Maximum number of files that a commit changes."""
 
     query: Literal["auto", "terse", "named", "full"] = "auto"
-    """What the instruction tells; ``auto``: the least of the three that states enough (``min_stated``), which is
-    recorded."""
+    """Level of the query (``QueryLevel``) that becomes the instruction; ``auto``: the tersest one that states enough
+    (``min_stated``), which is recorded."""
 
     min_stated: float = Field(default=0.8, ge=0.0, le=1.0)
-    """Least share of what the tests need and no file tells that the query must state. A task without such a query is
-    left out as ambiguous."""
+    """Minimum share, of the words that the tests need and that are in no file, that the query must state. A task
+    without such a query is left out as ambiguous."""
 
     readings: int = Field(default=4, ge=2)
-    """Solutions sampled from the query of each task, if there is an endpoint."""
+    """Number of solutions sampled from the query of each task, if there is an endpoint."""
 
     min_agreement: float = Field(default=0.0, ge=0.0, le=1.0)
-    """Least agreement of these solutions on the tests; a task below is left out as ambiguous. 0 leaves none out: a weak
-    policy disagrees with itself on clear tasks too."""
+    """Minimum agreement of these solutions on the tests; a task below is left out as ambiguous. 0 leaves none out: a
+    weak policy disagrees with itself on clear tasks too."""
 
     temperature: float = Field(default=1.0, ge=0.0)
     """Sampling temperature of the readings."""
 
     max_overlap: float = Field(default=0.5, gt=0.0, le=1.0)
-    """Largest share of the n-grams of the solution, or of its tests, that one text of a corpus may hold."""
+    """Maximum share of the n-grams of the solution, or of its tests, that one text of a corpus may contain."""
 
     trace: TraceSettings = TraceSettings()
     """Tracing of commits to sessions."""
 
     suite_seconds: float = Field(default=300.0, gt=0.0)
-    """Limit of one run of a whole suite."""
+    """Time limit of one run of a whole suite."""
 
     parallel: int = Field(default=2, ge=1)
-    """Boxes that work at the same time."""
+    """Number of boxes at the same time."""
 
     catalogue: str = ""
     """Path of another catalogue of vetted packages and of the test runner; empty means the built-in one."""
@@ -90,8 +90,8 @@ class BenchmarkSettings(Settings):
     def tasks(
         self, *, commits: tuple[str, ...] = (), without: tuple[str, ...] = (), since: str = ""
     ) -> PackageTaskSettings:
-        """Settings of the task build: every task held out, tests never shown; only ``commits`` if there are any, and
-        none of ``without``."""
+        """Return the settings of the task build: every task held out, tests never shown; only ``commits``, if given,
+        and none of ``without``."""
         replay = ReplaySettings(
             history="first_parent",
             commits=commits,
@@ -117,7 +117,7 @@ class BenchmarkSettings(Settings):
 
 
 def checked_date(value: str) -> str:
-    """``value`` if it is empty or an ISO date. Raises ValueError otherwise."""
+    """Return ``value`` if it is empty or an ISO date. Raises ValueError otherwise."""
     if value:
         try:
             date.fromisoformat(value)

@@ -1,8 +1,8 @@
 """Trace committed lines back to the sessions whose edits wrote them.
 
 An added line belongs to the last session of the same repository that wrote the same text into the same file before the
-commit. Spaces do not count (a formatter may have run in between), and lines that anybody writes (``else:``, brackets)
-are not traced. A written line is committed once: what an earlier commit took is not found again by a later one.
+commit. White space does not count (a formatter may have run in between), and common lines (``else:``, brackets) are not
+traced. A written line is used once: a line that was matched to an earlier commit cannot be matched to a later one.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _SHORTEST = 4
 
 @dataclass(frozen=True)
 class Traced:
-    """A commit and the session that wrote most of it. ``lines`` of its ``added`` distinctive lines are from there;
-    ``others``: further sessions that wrote lines of it."""
+    """A commit and the session that wrote most of it. ``lines``: number of its ``added`` distinctive lines that the
+    session wrote; ``others``: further sessions that wrote lines of it."""
 
     commit: Commit
     session: Session
@@ -62,9 +62,12 @@ def trace(
     repository: Sequence[str],
     settings: TraceSettings | None = None,
 ) -> list[Traced]:
-    """The commits that were written in sessions, oldest first. ``commits``: each with its added lines; ``repository``:
-    what names it (``identities``). Of several commits of one session, only the one with most of its lines is kept,
-    because the first message of a session asked for one thing."""
+    """Return the commits that were written in sessions, oldest first.
+
+    ``commits``: each with its added lines; ``repository``: names of the repository (``identity``). Of several commits
+    of one session, only the one with most of its lines is kept, because the first message of a session asks for one
+    thing.
+    """
     settings = settings or TraceSettings()
     known = {identity(name) for name in repository}
     ours = [s for s in sessions if s.repository and identity(s.repository) in known]
@@ -89,7 +92,7 @@ def trace(
 
 
 class _Pool:
-    """Lines that sessions wrote and no commit has taken, by a hash of their text."""
+    """Lines that sessions wrote and that are not matched to a commit yet, by a hash of their text."""
 
     def __init__(self, sessions: Sequence[Session], days: float) -> None:
         self._seconds = days * 86400
@@ -100,7 +103,7 @@ class _Pool:
                     self._lines[_hash(line.line)].append((session, line.path))
 
     def take(self, line: Written, committed: float) -> Session | None:
-        """The last session that wrote the line before the commit; the line is used up."""
+        """Return the last session that wrote the line before the commit, and remove the line from the pool."""
         held = self._lines.get(_hash(line.line), [])
         for index in range(len(held) - 1, -1, -1):
             session, path = held[index]
@@ -116,25 +119,25 @@ def _hash(line: str) -> bytes:
 
 
 def _normal(line: str) -> str:
-    """A line without spaces; empty where it is too short or too common to trace."""
+    """Return a line without white space; '' if it is too short or too common to trace."""
     text = "".join(line.split())
     distinctive = sum(c.isalnum() for c in text) >= _SHORTEST and text.lower() not in _COMMON
     return text if distinctive else ""
 
 
 def _same_file(written: str, committed: str) -> bool:
-    """Whether an agent's name of a file (relative or absolute) means the file of a commit."""
+    """Return whether an agent's name of a file (relative or absolute) means the file ``committed``."""
     written = written.removeprefix("./")
     return written == committed or written.endswith("/" + committed)
 
 
 def unix(date: str) -> float:
-    """Unix seconds of an ISO 8601 time."""
+    """Return the Unix seconds of an ISO 8601 time."""
     return datetime.fromisoformat(date.replace("Z", "+00:00")).timestamp()
 
 
 def added_lines(diff: str) -> Iterator[Written]:
-    """The added lines of a unified diff (``Objects.diff``), with their files."""
+    """Yield the added lines of a unified diff (``Objects.diff``), with their files."""
     path, old, new = "", 0, 0
     for line in diff.split("\n"):
         if old > 0 or new > 0:  # inside a hunk, whose length its head states
@@ -152,7 +155,7 @@ def added_lines(diff: str) -> Iterator[Written]:
 
 
 def identity(name: str) -> str:
-    """One form of the names of a repository: of a URL host and path, whatever the scheme, user and ending."""
+    """Return the canonical form of a repository's name: for a URL, host and path without scheme, user and ``.git``."""
     text = name.strip()
     if scp := re.fullmatch(r"(?:[\w.-]+@)?([\w.-]+\.[\w-]+):(?!//)(.+)", text):
         text = f"ssh://{scp[1]}/{scp[2]}"

@@ -1,7 +1,7 @@
 """A Harbor environment made of our boxes: no container engine, no daemon, no root.
 
-Chosen by ``environment.import_path``. The task's Dockerfile is followed where it is simple (``sandbox.images.harbor``);
-what cannot be followed, reached or limited is refused before anything starts. Needs Harbor, and so Python 3.12.
+Selected by ``environment.import_path``. Simple Dockerfiles are supported (``sandbox.images.harbor``); a task whose
+Dockerfile, network or limits are not supported is refused before anything starts. Needs Harbor, and so Python 3.12.
 """
 
 from __future__ import annotations
@@ -30,9 +30,12 @@ _building: dict[asyncio.AbstractEventLoop, asyncio.Lock] = {}
 
 
 class WoodshedEnvironment(BaseEnvironment):
-    """``offline``: run tasks that ask for the open network without any; they are refused otherwise. ``base``: Debian
-    release in place of the Dockerfile's image. ``build_allow``: hosts that the Dockerfile's commands may reach, a list
-    or separated by commas; ``private``: those and the task's hosts may have addresses that are not public."""
+    """Harbor environment that runs a task in one of our boxes.
+
+    ``offline``: run tasks that request the open network without a network; otherwise they are refused. ``base``: Debian
+    release to use instead of the Dockerfile's image. ``build_allow``: hosts that the Dockerfile's commands may reach, a
+    list or separated by commas; ``private``: these and the task's hosts may have addresses that are not public.
+    """
 
     def __init__(
         self,
@@ -94,7 +97,8 @@ class WoodshedEnvironment(BaseEnvironment):
             )
 
     async def start(self, force_build: bool) -> None:
-        """Build the root unless it is there, and make the box. Raises SandboxError (DockerfileError) with the line."""
+        """Build the root if it does not exist (or ``force_build``), and make the box. Raises SandboxError
+        (DockerfileError) that names the line."""
         self._backend = open_backend("namespace")
         try:
             store = RootStore()
@@ -124,7 +128,7 @@ class WoodshedEnvironment(BaseEnvironment):
             raise
 
     async def stop(self, delete: bool) -> None:
-        """End the box, its processes and its files (whatever ``delete`` says: nothing of a box outlives it)."""
+        """Stop the box and delete its processes and files, whatever ``delete`` is."""
         backend, self._backend, self._box = self._backend, None, None
         if backend is not None:
             await backend.close()
@@ -149,7 +153,8 @@ class WoodshedEnvironment(BaseEnvironment):
         timeout_sec: int | None = None,
         user: str | int | None = None,
     ) -> ExecResult:
-        """By ``bash -c``, in the working folder if ``cwd`` is not given. RuntimeError where it takes too long."""
+        """Run ``command`` with ``bash -c``, in the working folder if ``cwd`` is None. Raises RuntimeError after
+        ``timeout_sec``, ValueError for a user other than root."""
         who = self._resolve_user(user)
         if who not in _ROOT_USERS:
             raise ValueError(f"user {who!r}: a woodshed box has one user, who may write everywhere in it; leave it out")
@@ -182,12 +187,12 @@ class WoodshedEnvironment(BaseEnvironment):
 
     def _egress(self) -> Egress:
         if self._network_policy.network_mode != NetworkMode.ALLOWLIST:
-            return Egress()  # a loopback, as containers have one: tests may start services
+            return Egress()  # a loopback, like in a container: tests may start services
         return Egress(tuple(self._network_policy.allowed_hosts), private=self._private)
 
 
 def _flag(value: bool | str) -> bool:
-    """Arguments of Harbor's command line are text."""
+    """Parse a flag; arguments of Harbor's command line are text. Raises ValueError."""
     if isinstance(value, bool):
         return value
     if value.lower() in ("true", "yes", "1", "false", "no", "0", ""):

@@ -1,4 +1,4 @@
-"""Whole folders into a box and out of it."""
+"""Copy files and folders into a box and out of it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _ENTRIES = 100_000
 
 
 async def send_file(box: Sandbox, source: Path, target: str) -> None:
-    """Write a file of the host to an absolute path of the box; a program stays one."""
+    """Copy a file of the host to an absolute path in the box, keeping it executable if it is."""
     await box.write(target, source.read_bytes())
     if source.stat().st_mode & 0o111:
         await _run(box, ["chmod", "755", "--", target])
 
 
 async def send_folder(box: Sandbox, source: Path, target: str) -> None:
-    """Merge a folder of the host, links followed, into one of the box."""
+    """Merge a folder of the host into one in the box. Links are followed."""
     await _run(box, ["mkdir", "-p", "--", target])
     batch: dict[str, bytes] = {}
     folders: list[str] = []
@@ -45,7 +45,8 @@ async def send_folder(box: Sandbox, source: Path, target: str) -> None:
 
 
 async def fetch_file(box: Sandbox, source: str, target: Path, *, most: int = _LARGEST) -> int:
-    """Its size. Raises FileNotFoundError, PermissionError (no regular file), OSError (EFBIG) beyond ``most`` bytes."""
+    """Copy a file out of the box and return its size. Raises FileNotFoundError, PermissionError (no regular file),
+    OSError (EFBIG) if it has more than ``most`` bytes."""
     piece = await box.read(source, max_bytes=_BATCH)
     target.parent.mkdir(parents=True, exist_ok=True)
     pieces = size = 0
@@ -62,9 +63,10 @@ async def fetch_file(box: Sandbox, source: str, target: Path, *, most: int = _LA
 
 
 async def fetch_folder(box: Sandbox, source: str, target: Path) -> None:
-    """Regular files below a folder of the box, links left out. The names are the box's: none may lead out of target.
+    """Copy the regular files below a folder of the box; links are left out.
 
-    Raises OSError (EFBIG) beyond 1 GiB for a file or 8 GiB in all: a file of holes takes no room in the box.
+    The box is untrusted: raises SandboxError for a name that leads out of ``target``, and OSError (EFBIG) if a file has
+    more than 1 GiB or all have more than 8 GiB (a sparse file takes no disk space in the box).
     """
     target.mkdir(parents=True, exist_ok=True)
     left = _FOLDER

@@ -1,1 +1,1 @@
-"""Benchmarks of others as tasks: one adapter for each."""
+"""Published benchmarks, and suites of our own, as tasks: one adapter for each."""

@@ -1,4 +1,4 @@
-"""What a suite is: tasks by name or path, loaded or built for one evaluation."""
+"""Suites: named collections of tasks, loaded or built for one evaluation."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class SuiteError(Exception):
 
 @dataclass(frozen=True)
 class SuiteContext:
-    """What loading a suite may use. ``out``: folder for tasks that have to be built, kept for the next start.
+    """Resources for loading a suite. ``out``: folder for tasks that have to be built, kept for the next start.
 
-    ``split``: which tasks of a folder count, ``heldout``, ``train``, ... or ``all``. ``catalogue``: another catalogue
-    with the test runner, or ''. ``parallel``: boxes at the same time.
+    ``split``: tasks of a folder to use, ``heldout``, ``train``, ... or ``all``. ``catalogue``: path of another
+    catalogue with the test runner, or ''. ``parallel``: number of boxes at the same time.
     """
 
     backend: Backend
@@ -37,7 +37,7 @@ class SuiteContext:
 
 
 LoadSuite = Callable[[str, SuiteContext], Awaitable[list[Task]]]
-"""Tasks of a source such as ``quixbugs:PATH``. Raises SuiteError. Called again, it gives the same tasks."""
+"""Returns the tasks of a source such as ``quixbugs:PATH``, the same in every call. Raises SuiteError."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,8 @@ class Suite:
 
 
 def text_fields(line: str, names: Sequence[str], where: str, error: type[Exception]) -> dict[str, str]:
-    """The texts under ``names`` of a JSON object in one line. Raises ``error``, beginning with ``where``."""
+    """Return the fields ``names``, all texts, of a JSON object in one line. Raises ``error``, whose message begins with
+    ``where``."""
     try:
         found: Any = json.loads(line)
     except ValueError as problem:

@@ -1,7 +1,7 @@
-"""Suites by name, and the benchmarks of others that ``woodshed tasks build`` takes (``exercism:PATH``).
+"""Suites by name, and the published collections that ``woodshed tasks build`` accepts (``exercism:PATH``).
 
-A further collection is one file and its name in ``COLLECTIONS``; any other suite is one file and its name in
-``SUITES``, or code of one's own as ``"my_module:my_suite"``.
+To add a collection, write one file and add its name to ``COLLECTIONS``; for any other suite, add its name to
+``SUITES``, or use your own code as ``"my_module:my_suite"``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SUITES: dict[str, LoadSuite] = {
 
 
 async def load_suites(sources: Sequence[str], context: SuiteContext) -> list[Suite]:
-    """Load each source, in order. Raises SuiteError where one cannot be used, is empty, or is given twice."""
+    """Load each source, in order. Raises SuiteError if one cannot be used, is empty, or is given twice."""
     found: list[Suite] = []
     for source in sources:
         if any(source == known.source for known in found):
@@ -73,7 +73,7 @@ def _loader(source: str) -> LoadSuite:
 
 
 def _short_name(source: str, taken: Sequence[str]) -> str:
-    """Name of the suite or of the folder, of lower-case letters, digits and hyphens; numbered where it is taken."""
+    """Return a name for the suite or folder, of lower-case letters, digits and hyphens; numbered if it is taken."""
     head, _, tail = source.partition(":")
     word = head if head in SUITES or not tail else tail
     base = re.sub(r"[^a-z0-9]+", "-", Path(word).name.lower()).strip("-") or "suite"

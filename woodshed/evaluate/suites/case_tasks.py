@@ -1,4 +1,4 @@
-"""Writes the synthetic tasks of ``cheats`` and ``interaction``: modules of one function each, all cases visible."""
+"""Writer of the synthetic tasks of ``cheats`` and ``interaction``: modules of one function each, all cases visible."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ Cases = list[list[Any]]
 
 @dataclass(frozen=True)
 class CaseTask:
-    """One task to write. ``start``: modules (without suffix) that begin with another source than ``solved``.
-    ``failing``: module -> numbers of its cases that the start fails. ``ungraded``: cases that are only visible."""
+    """One task to write. Modules are named without suffix. ``solved``: source of every module in the solution;
+    ``start``: initial source of the modules that differ from it. ``failing``: numbers of the cases that fail at the
+    start, by module. ``ungraded``: likewise, cases that are visible but not graded."""
 
     spec: SyntheticSpec
     cases: Mapping[str, Cases]
@@ -41,7 +42,7 @@ class CaseTask:
 
     @staticmethod
     def of(spec: SyntheticSpec) -> CaseTask:
-        """The task as it was drawn: every bug is there and every case counts."""
+        """Return the task as drawn: with every bug, and every case graded."""
         names = spec.modules
         return CaseTask(
             spec=spec,
@@ -62,8 +63,9 @@ class CaseTask:
         more: Mapping[str, bytes] | None = None,
         solution: Sequence[str] | None = None,
     ) -> Task:
-        """``info``: fields of ``TaskInfo`` beyond those that follow from the cases. ``more``: further files of the
-        workspace. ``solution``: modules whose solved source is the reference; by default those that begin broken."""
+        """Write the task directory. ``info``: fields of ``TaskInfo`` beyond those that follow from the cases. ``more``:
+        further files of the workspace. ``solution``: modules whose solved source is the reference solution; by default
+        those in ``start``."""
         called = {module: f.name for module, f in zip(self.spec.modules, self.spec.functions)}
         everything = [[module, called[module], cases] for module, cases in self.cases.items()]
         graded = {module: {"function": called[module], "cases": cases} for module, cases in self.cases.items()}
@@ -106,7 +108,7 @@ class CaseTask:
 
 
 def number_of(source: str, default: int) -> int:
-    """How many tasks ``NAME`` or ``NAME:NUMBER`` asks for. Raises SuiteError."""
+    """Return the number of tasks that ``NAME`` (``default``) or ``NAME:NUMBER`` asks for. Raises SuiteError."""
     name, given, number = source.partition(":")
     if given and not (number.isdigit() and 1 <= int(number) <= 1000):
         raise SuiteError(f"--suite {source}: write {name} or {name}:NUMBER, with 1 to 1000 tasks")

@@ -1,4 +1,5 @@
-"""A published collection as a suite: its tasks are built and validated as by ``woodshed tasks build``, all held out."""
+"""A published collection as a suite: its tasks are built and validated like by ``woodshed tasks build``, all held
+out."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ _ALL = 1_000_000
 
 
 def collected(name: str, builder: BuildCollection) -> LoadSuite:
-    """The suite of a collection. Its tasks lie in ``context.out/NAME``; an interrupted build goes on there."""
+    """Return the suite of a collection. Its tasks are in ``context.out/NAME``; an interrupted build continues there."""
 
     async def load(source: str, context: SuiteContext) -> list[Task]:
         settings = PackageTaskSettings(

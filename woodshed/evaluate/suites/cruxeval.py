@@ -1,9 +1,9 @@
-"""CRUXEval (Gu et al. 2024, arXiv:2401.03065): what a short function returns for an input, or an input for which it
-returns a given value. ``cruxeval:PATH`` and ``cruxeval-input:PATH`` read its JSON lines.
+"""CRUXEval (Gu et al. 2024, arXiv:2401.03065): find what a short function returns for an input, or an input for which
+it returns a given value. ``cruxeval:PATH`` and ``cruxeval-input:PATH`` read its JSON lines.
 
 The answer is a literal in ``answer.txt``, the only file that crosses into grading, so nothing that a policy writes is
-executed there. Values are compared by their exact types (the published check lets 1 equal True). An agent that can run
-programs can run the function: then the first suite asks little, and the second still asks for an input.
+executed there. Values are compared including their types (in the published check, 1 equals True). An agent that can run
+programs can run the function: the first suite is then easy, while the second still requires finding an input.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ if [ "$(python -c 'import judge; print(judge.judge())')" = "$(cat "$tests/want.t
 
 @dataclass(frozen=True)
 class Problem:
-    """``arguments`` and ``output`` are source text; ``f(*arguments) == output``."""
+    """One problem: ``arguments`` and ``output`` are source text with ``f(*arguments) == output``."""
 
     id: str
     code: str
@@ -82,7 +82,7 @@ class Problem:
 
 
 def cruxeval(asked: str) -> LoadSuite:
-    """The suite that asks for the output, or for an input (``OUTPUT``, ``INPUT``)."""
+    """Return the suite that asks for the output (``OUTPUT``) or for an input (``INPUT``)."""
 
     async def load(source: str, context: SuiteContext) -> list[Task]:
         problems = read_cruxeval(source)
@@ -100,7 +100,7 @@ def cruxeval(asked: str) -> LoadSuite:
 
 
 def read_cruxeval(source: str) -> list[Problem]:
-    """The problems of ``NAME:PATH``, a ``.jsonl`` file or a copy of the repository. SuiteError names what is wrong."""
+    """Read the problems of ``NAME:PATH``, a ``.jsonl`` file or a copy of the repository. Raises SuiteError."""
     place = Path(source.partition(":")[2]).expanduser()
     file = next((place / name for name in _FILES if (place / name).is_file()), place)
     try:
@@ -122,7 +122,7 @@ def _problem(line: str, where: str) -> Problem:
 
 
 def _arguments(text: str) -> tuple[Any, ...] | None:
-    """The values of a call's arguments, or None where they are not all literals."""
+    """Return the values of a call's arguments, or None if they are not all literals."""
     try:
         found = ast.literal_eval(f"({text}\n,)")
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
@@ -131,7 +131,7 @@ def _arguments(text: str) -> tuple[Any, ...] | None:
 
 
 def write_task(place: Path, problem: Problem, asked: str) -> Task:
-    """Write one task below ``place``; the reference is the published answer."""
+    """Write one task into ``place``; the reference is the published answer."""
     want = encode(ast.literal_eval(problem.output))
     if asked == INPUT:
         instruction = (

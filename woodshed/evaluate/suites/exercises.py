@@ -1,7 +1,7 @@
-"""Tasks from collections of exercises that a person has on disk: a program to write or to mend, with its tests.
+"""Tasks from collections of exercises that the user has on disk: a program to write or to fix, with its tests.
 
 Exercises go through the same trial as every other candidate: the example solution must pass, the start must not.
-A collection is a reader in a file of its own (``exercism.py``, ``quixbugs.py``, ``humaneval.py``).
+Each collection has its own reader (``exercism.py``, ``quixbugs.py``, ``humaneval.py``).
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ _LICENCES = ("LICENSE", "LICENSE.md", "LICENSE.txt", "COPYING")
 
 @dataclass(frozen=True)
 class Exercise:
-    """``start`` and ``gold`` have the same files; ``tests`` are laid beside them. Paths are relative to the workdir."""
+    """One exercise. ``start`` and ``gold``: initial and solved version of the same files; ``tests``: further files.
+    Paths are relative to the workdir."""
 
     name: str
     instruction: str
@@ -56,12 +57,12 @@ class ExerciseCollection:
     layout: str
 
     async def __call__(self, source: str, context: BuildContext) -> tuple[list[Task], PackageYield]:
-        """Build its tasks (``BuildCollection``)."""
+        """Build the tasks of the collection (``BuildCollection``)."""
         return await build_exercises(self, source, context)
 
 
 def read_collection(collection: ExerciseCollection, source: str) -> tuple[str, list[Exercise]]:
-    """(licence, exercises) of ``NAME:PATH``. Raises PackageError, which says what the copy should look like."""
+    """Return (licence, exercises) of ``NAME:PATH``. Raises PackageError, which says what the copy should look like."""
     place = Path(source.partition(":")[2]).expanduser()
     if not place.exists():
         raise PackageError(f"{source}: no such folder; give the copy of the collection that you have")
@@ -79,9 +80,10 @@ def read_collection(collection: ExerciseCollection, source: str) -> tuple[str, l
 async def build_exercises(
     collection: ExerciseCollection, source: str, context: BuildContext
 ) -> tuple[list[Task], PackageYield]:
-    """Tasks of one collection (see ``read_collection``) under ``out``, at most ``tasks_per_package``; resumable.
+    """Build the tasks of one collection (see ``read_collection``) under ``out``, at most ``tasks_per_package``;
+    resumable.
 
-    Its verdicts are put among the ``ledgers``, by its name.
+    The ledger of its verdicts is added to ``context.ledgers``, under its name.
     """
     settings, catalogue, backend, layers = context.settings, context.catalogue, context.backend, context.layers
     out, boxes, cache = context.out, context.boxes, context.cache
@@ -112,7 +114,7 @@ async def build_exercises(
                 line.rejected[verdict.why] += 1
             else:
                 made.append(verdict.task)
-            there += verdict.task is not None or verdict.why.startswith(LATER)  # nothing takes its place
+            there += verdict.task is not None or verdict.why.startswith(LATER)  # it is not replaced by another
             context.progress(line.tried, len(exercises), f"{verdict.slug}: {verdict.why or 'kept'}")
             if there == settings.tasks_per_package:
                 break

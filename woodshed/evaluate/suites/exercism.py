@@ -1,4 +1,4 @@
-"""Exercism's Python track, and polyglot sets in its layout: write a program that its tests describe."""
+"""Exercism's Python track, and polyglot sets in its layout: write a program that its tests specify."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .exercises import Exercise, ExerciseCollection
 
 
 def read_exercism(folder: Path) -> Iterator[Exercise]:
-    """Each exercise whose ``.meta/config.json`` names a Python solution, a test and an example."""
+    """Yield each exercise whose ``.meta/config.json`` names a Python solution, a test and an example."""
     for config in sorted(folder.rglob(".meta/config.json")):
         root = config.parent.parent
         files = _config(config).get("files", {})

@@ -1,4 +1,4 @@
-"""A folder of task directories as a suite: what ``woodshed tasks build`` made, or the held-out split of a run."""
+"""A folder of task directories as a suite: tasks made by ``woodshed tasks build``, or the held-out split of a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ ALL = "all"
 
 
 async def load_folder(source: str, context: SuiteContext) -> list[Task]:
-    """The tasks in use of ``context.split`` below a folder. In a run directory: those of its main tasks."""
+    """Load the tasks of ``context.split`` below a folder that are in use. In a run directory: those of its main
+    tasks."""
     return await asyncio.to_thread(_load, source, context.split)
 
 
@@ -38,7 +39,7 @@ def _load(source: str, split: str) -> list[Task]:
 
 
 def _splits_of_run(folder: Path, split: str) -> list[Path]:
-    """Folders of the split of the tasks that the run's headline evaluation uses (``tasks/FAMILY-SPLIT``)."""
+    """Return the folders (``tasks/FAMILY-SPLIT``) of a split of the run's main tasks. Raises SuiteError."""
     ends = "*" if split == ALL else split
     found = sorted((folder / "tasks").glob(f"*-{ends}"))
     main = [path for path in found if not path.name.startswith("packages-")] or found

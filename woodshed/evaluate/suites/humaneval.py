@@ -28,7 +28,7 @@ def test_{entry}():
 
 
 def read_humaneval(place: Path) -> Iterator[Exercise]:
-    """Each problem of a ``.jsonl`` or ``.jsonl.gz`` file, or of the one in a copy of the repository."""
+    """Yield each problem of a ``.jsonl`` or ``.jsonl.gz`` file, or of the one in a copy of the repository."""
     file = place
     if place.is_dir():
         there = [place / name for name in _FILES if (place / name).is_file()]

@@ -29,7 +29,7 @@ def test_{name}(given, wanted):
 
 
 def read_quixbugs(folder: Path) -> Iterator[Exercise]:
-    """Each Python program with cases in JSON; those that work on nodes of graphs have none."""
+    """Yield each Python program with cases in JSON; programs on graph nodes have none."""
     for cases in sorted((folder / "json_testcases").glob("*.json")):
         name = cases.stem
         wrong, right = folder / "python_programs" / f"{name}.py", folder / "correct_python_programs" / f"{name}.py"

@@ -50,7 +50,7 @@ def as_calls(messages: list[Any]) -> list[Any]:
 
 
 def as_function_call(message: Message) -> Message:
-    """A reply for a client that uses ``functions``: with ``function_call``, which is the first of its calls."""
+    """Convert a reply for a client that uses ``functions``: its first call becomes ``function_call``."""
     calls = message.get("tool_calls")
     if not calls:
         return message
@@ -130,7 +130,7 @@ def _named(choice: dict[str, Any]) -> Any:
 
 
 def _response_format(value: Any) -> Any:
-    """``response_format`` in the form of Responses, with the members of ``json_schema`` beside the type."""
+    """Convert ``response_format`` to the form of the Responses API: the members of ``json_schema`` beside the type."""
     if not isinstance(value, dict) or not isinstance(value.get("json_schema"), dict):
         return value
     return {**value["json_schema"], "type": value.get("type")}

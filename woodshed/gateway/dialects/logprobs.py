@@ -14,8 +14,8 @@ _MODES = {"raw": True, "sampled": False}
 
 
 def asked_logprobs(data: dict[str, Any], on: bool, switch: str) -> dict[str, Any]:
-    """The fields of ``Request`` about log-probabilities. ``on``: whether they are requested; ``switch``: the request
-    field that does so, for errors.
+    """Return the fields of ``Request`` about log-probabilities. ``on``: True if they are requested; ``switch``: the
+    request field that requests them, for errors.
 
     ``logprobs_mode`` is an extension of this server: ``raw`` means those of the policy, ``sampled`` those of the
     distribution that is sampled from.
@@ -45,8 +45,9 @@ def logprob_items(completion: Completion, tokenizer: Tokenizer, part: slice = sl
 
 
 def tokens_of_text(completion: Completion, tokenizer: Tokenizer, reply: Message) -> slice:
-    """The tokens of the reply's text, without thinking, calls and control tokens of the chat format. All tokens if the
-    sampled text does not contain it literally, for example with incomplete characters."""
+    """Return the slice of the tokens of the reply's text, without thinking, calls and control tokens of the chat
+    format. All tokens if the sampled text does not contain this text literally, for example with incomplete
+    characters."""
     pieces = [tokenizer.token_bytes(token) for token in completion.tokens]
     whole, text = b"".join(pieces), (reply.get("content") or "").encode("utf-8", "replace")
     if not text:

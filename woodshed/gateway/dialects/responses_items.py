@@ -17,7 +17,7 @@ _TEXTS = ("input_text", "output_text", "text")
 _STARTS = ("rs_", "msg_", "fc_")
 Item = dict[str, Any]
 Namespaced = Mapping[str, tuple[str, str]]
-"""The policy's name of a function -> (its namespace, its name there)."""
+"""Maps the policy's name of a function to (its namespace, its name there)."""
 
 
 class _Reader:
@@ -32,7 +32,7 @@ class _Reader:
         self._reply: Message | None = None
         self._token: str | None = None
         self._spoken = False
-        """Whether the reply has its text or a call, so that only calls may follow in it."""
+        """True if the reply has its text or a call; then only calls may follow in it."""
 
     def add(self, message: Message) -> None:
         self.messages.append(message)
@@ -116,12 +116,12 @@ def _reasoning(item: Item, where: str) -> str:
 
 
 def in_namespace(space: str, name: str) -> str:
-    """The policy's name of a function in a namespace; the policy knows no namespaces."""
+    """Return the policy's name of a function in a namespace; the policy itself has no namespaces."""
     return f"{space}__{name}"
 
 
 def reply_of(id: Any) -> str | None:
-    """The token that all item ids of one reply share, if ``write_items`` assigned this id; else None."""
+    """Return the token that all item ids of one reply share, None if ``write_items`` did not assign this id."""
     if not isinstance(id, str) or not id.startswith(_STARTS):
         return None
     parts = id.split("_")

@@ -100,7 +100,7 @@ def _check(data: dict[str, Any]) -> None:
 
 
 def _logprobs(data: dict[str, Any]) -> dict[str, Any]:
-    """The fields about log-probabilities, which ``include`` or ``top_logprobs`` requests."""
+    """Return the fields of ``Request`` about log-probabilities; ``include`` or ``top_logprobs`` requests them."""
     include = data.get("include")
     if include is not None and not isinstance(include, list):
         raise invalid("include", "must be a list")

@@ -61,7 +61,7 @@ def strict_tools(tools: Sequence[dict[str, Any]]) -> tuple[str, ...]:
 
 
 def without_strict(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The tools without the member ``strict``, as every dialect shows them to the policy."""
+    """Return the tools without the member ``strict``, which no dialect shows to the policy."""
     if not any("strict" in tool["function"] for tool in tools):
         return tools
     return [
@@ -80,13 +80,13 @@ _RUN_BY_VENDOR = ("web_search", "web_fetch", "file_search", "code_interpreter", 
 
 
 def run_by_vendor(tool: dict[str, Any]) -> bool:
-    """Whether the vendor's server would run this tool. It is left out: the policy's replies are valid without it."""
+    """Return True for a tool that the vendor's server would run. Such tools are left out: replies are valid without."""
     kind = tool.get("type")
     return isinstance(kind, str) and kind.startswith(_RUN_BY_VENDOR)
 
 
 def function_tool(tool: dict[str, Any], schema: str, where: str) -> dict[str, Any]:
-    """A tool in the form of Chat Completions; ``schema`` is the name of the field with its JSON schema.
+    """Convert a tool to the form of Chat Completions; ``schema`` is the name of the field with its JSON schema.
 
     Only fields that the policy reads are kept, in the order in which Chat Completions clients write them, so that the
     tokens are equal. This includes ``x-`` fields, such as ``x-compact``, but not caching hints and ``strict``.

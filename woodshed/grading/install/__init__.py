@@ -1,1 +1,1 @@
-"""Grading of installs: a recipe replayed offline, its targets matched and the tests run in a box of what it left."""
+"""Grading of installs: replays a recipe offline, then matches targets and runs tests in boxes with its results."""

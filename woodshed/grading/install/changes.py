@@ -1,6 +1,6 @@
-"""What a recipe did to the repository: files that it added, and what it may not have done.
+"""The changes that an install recipe makes to the repository: files that it adds, and forbidden changes.
 
-What is handed in for an install, and how it is run in a box.
+Also the place of a handed-in recipe, and helpers to run commands in its box.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from woodshed.sandbox.protocol import ExecResult, Sandbox
 
 WORKDIR = "/workspace"
 SCRATCH = ".woodshed"
-"""Folder of the workspace for what is handed in; it is no part of the repository."""
+"""Folder of the workspace for the handed-in recipe; not part of the repository."""
 
 SETUP = f"{SCRATCH}/setup.sh"
 SETUP_SECONDS, TARGET_SECONDS = 900.0, 300.0
@@ -27,12 +27,12 @@ print(json.dumps(sorted(p.name.removesuffix(".dist-info") for p in folder.glob("
 
 
 async def shell(box: Sandbox, command: str, *, timeout: float) -> ExecResult:
-    """Run a command line in the workspace, errors among the output."""
+    """Run a command line in the workspace; standard error goes to standard output."""
     return await box.exec(f"exec 2>&1\n{command}", cwd=WORKDIR, timeout=timeout, max_output=1 << 20)
 
 
 async def installed_in(box: Sandbox) -> list[str]:
-    """``NAME-VERSION`` of what was installed; only ever used to look up what the index served."""
+    """Return ``NAME-VERSION`` of the installed packages; used only to look up wheels of the index."""
     done = await box.exec(["python3", "-I", "-c", _LIST], timeout=30.0)
     try:
         found = json.loads(done.stdout)
@@ -56,14 +56,14 @@ COMPILED = "compiled code that nobody can read"
 OWN_TESTS = "; the tests are the repository's own"
 
 Refusal = Callable[[PurePosixPath], str]
-"""Why an added file cannot be allowed (``it adds NAME...``), empty where it can."""
+"""Returns the reason why an added file is refused, as the rest of ``it adds NAME...``; empty if it is allowed."""
 
 
 def changes(
     before: Mapping[str, bytes], left: Mapping[str, bytes], refusal: Refusal, passing: Collection[str] = ()
 ) -> tuple[dict[str, bytes], list[str]]:
-    """Files that a recipe added to the repository ``before``, and what it may not have done to it. ``passing``: further
-    names of files and folders that are neither kept nor looked at."""
+    """Compare the files ``before`` a recipe with those that it ``left``: return the added files, and forbidden changes
+    as texts. ``passing``: further names of files and folders that may be added and deleted."""
     skipped = {*_PASSING, *passing}
     lost = [n for n in before if n not in left and not _passes(n, skipped)]
     altered = [n for n, data in before.items() if n in left and left[n] != data]
@@ -81,7 +81,7 @@ def changes(
 
 
 def python_refusal(roots: Iterable[str], taken: Collection[str]) -> Refusal:
-    """``roots``: folders that are import roots; ``taken``: top-level modules whose names are given to others."""
+    """Return the rule for Python projects. ``roots``: import roots; ``taken``: top-level modules that exist already."""
 
     def why(path: PurePosixPath) -> str:
         stem = path.name.removesuffix(".py")
@@ -102,7 +102,7 @@ def _passes(name: str, skipped: Collection[str]) -> bool:
 
 
 def _import_name(name: str, roots: Iterable[str]) -> str:
-    """The top-level module that a file would be imported as, from any of the import roots."""
+    """Return the top-level module as which a file is importable from the import roots; empty if there is none."""
     for root in sorted(roots, key=len, reverse=True):
         prefix = "" if root == "." else f"{root}/"
         if name.startswith(prefix):

@@ -1,4 +1,4 @@
-"""A goal: a command that works once a repository is installed, with what its output must look like."""
+"""A goal: a command that works once a repository is installed, and the output that it must have."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MAX_COMMAND, _MAX_PATTERN = 500, 300
 class Goal:
     """``command`` is a shell line for the root of the repository; ``expect`` describes its output in words.
 
-    It is reached where the command ends with one of ``exit_codes``, ``pattern`` (a regular expression, lines matched
+    It is reached if the command ends with one of ``exit_codes``, ``pattern`` (a regular expression, lines matched
     by ``^`` and ``$``) is found in the output and, with ``passing_share`` above 0, the test runner's counts report at
     least one passed test and at least that share of all that ran.
     """
@@ -38,7 +38,7 @@ class Goal:
 
     @property
     def codes(self) -> str:
-        """The exit codes, for reading."""
+        """The exit codes as readable text."""
         low, high = min(self.exit_codes), max(self.exit_codes)
         if sorted(self.exit_codes) == list(range(low, high + 1)) and high - low > 2:
             return f"{low} to {high}"
@@ -49,7 +49,7 @@ class Goal:
 
 
 def goal_of(entry: object, where: str) -> Goal:
-    """A goal from a table. Raises ValueError that names ``where`` and the field."""
+    """Parse a goal from a table. Raises ValueError that names ``where`` and the field."""
     if not isinstance(entry, dict):
         raise ValueError(f"{where}: must be an object with command, expect, pattern, exit_codes")
     known = {"command", "expect", "pattern", "exit_codes", "passing_share"}

@@ -1,13 +1,14 @@
-"""The ``install`` grader: a recipe (``.woodshed/setup.sh``) runs in a fresh box; what it leaves decides in two others.
+"""The ``install`` grader: runs a recipe (``.woodshed/setup.sh``) in a fresh box and judges its results in two others.
 
-``tests/install.json`` of a task, which never enters a box: the targets, the wheels of the index with the plugins that
-they bring, the names of modules that nothing may take. From the box in which the recipe ran only names of wheels and
-added files cross over, and the files are checked as when an install is proved. The wheels are then installed from the
-index again in a box that the recipe never ran in. Two forks of it are asked: one runs the repository's tests through
+``tests/install.json`` of a task never enters a box. It holds the targets, the wheels of the index with their pytest
+plugins, and the names of modules that no added file may take. From the box in which the recipe ran, only names of
+wheels and added files cross over, and the files are checked as when an install is proved. The wheels are then installed
+from the index again in a box in which the recipe never ran. Of its two forks, one runs the repository's tests through
 the ``pytest`` grader's channel, the other runs the targets, whose output is matched in a box of its own. Ids of targets
 are ``target N: COMMAND``.
 
-What a mock that an install adds has no need of: it runs beside the tests, and no held-out values judge it.
+``needless`` refuses constructs in added files that no mock needs, because these files run beside the tests and no
+held-out values check them.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ _USES = _words(
 
 
 def needless(added: Mapping[str, bytes]) -> list[str]:
-    """Constructs of added Python files, as ``path: construct``."""
+    """List constructs of added files that no mock needs, as ``path: construct``."""
     found = screen(added)
     for path, data in sorted(added.items()):
         if path.endswith(".py"):
@@ -65,7 +66,7 @@ def _uses(data: bytes) -> Iterator[str]:
     try:
         names = Names(parse(data))
     except UnreadableError:
-        return  # which the screen says
+        return  # the screen reports that
     for module in names.imports:
         if module.partition(".")[0] in _MODULES or module in _USES:
             yield f"import {module}"
@@ -77,14 +78,14 @@ def _uses(data: bytes) -> Iterator[str]:
 
 SPEC = "install.json"
 DEPOT = "/opt/depot"
-"""Where a box has its package index: ``simple/PROJECT/`` with wheels, as a folder of files (PEP 503)."""
+"""Folder of the package index in a box: ``simple/PROJECT/`` with wheels (PEP 503)."""
 
 _PIP_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
 class InstallSpec:
-    """``wheels``: ``NAME-VERSION`` -> path below ``DEPOT`` and plugins of pytest in it. ``own``: what the project calls
+    """``wheels``: ``NAME-VERSION`` -> path below ``DEPOT`` and plugins of pytest in it. ``own``: names of the project
     itself. ``roots``: import roots. ``taken``: modules of the wheels. ``tests``: where the tests are. ``ini``: lines of
     the pytest configuration."""
 
@@ -107,7 +108,7 @@ class InstallSpec:
 
 @dataclass
 class Observation:
-    """What came of a recipe. ``problem``: why nothing was tried; ``reached``: by id of the target; ``run``: tests."""
+    """Results of a recipe. ``problem``: why nothing was tried; ``reached``: by id of the target; ``run``: tests."""
 
     problem: str = ""
     reached: dict[str, Reached] = field(default_factory=dict)
@@ -115,7 +116,7 @@ class Observation:
 
 
 async def grade_install(task: Task, box: Sandbox, backend: Backend, layers: LayerStore) -> Outcome:
-    """Grade what lies in ``box``: a fresh box of ``task`` into which only the submission was put."""
+    """Grade the files in ``box``, a fresh box of ``task`` with only the submission put into it."""
     start = perf_counter()
     required = (*task.info.fail_to_pass, *task.info.pass_to_pass)
     tests = [test for test in required if not is_target(test)]
@@ -124,7 +125,7 @@ async def grade_install(task: Task, box: Sandbox, backend: Backend, layers: Laye
     for test in required:
         if is_target(test):
             good = test in seen.reached and seen.reached[test].ok
-        else:  # what cannot be collected fails for want of what was to be installed
+        else:  # a test that cannot be collected fails: something is not installed
             good = test in seen.run.results and seen.run.results[test].status == "passed" and seen.run.complete
         statuses[test] = "passed" if good else "failed"
     why = [f"{test}: {one.why}" for test, one in seen.reached.items() if not one.ok]
@@ -136,7 +137,7 @@ async def grade_install(task: Task, box: Sandbox, backend: Backend, layers: Laye
 async def observe(
     task: Task, box: Sandbox, backend: Backend, layers: LayerStore, tests: Sequence[str] | None
 ) -> Observation:
-    """Run the recipe that lies in ``box``, if there is one, then targets and ``tests`` (all where None) without it."""
+    """Run the recipe in ``box``, if there is one; then targets and ``tests`` (None: all) in boxes without it."""
     spec = load_spec(str(task.path / "tests" / SPEC), task.digest)
     wheels, added, problem = await _left(task, spec, box)
     if problem:
@@ -164,7 +165,7 @@ async def observe(
 
 
 def target_id(number: int, goal: Goal) -> str:
-    """``number`` counts from 1."""
+    """Return the id of a target; ``number`` counts from 1."""
     return f"target {number}: {goal.command}"
 
 
@@ -174,7 +175,7 @@ def is_target(test: str) -> bool:
 
 @lru_cache(maxsize=256)
 def load_spec(path: str, digest: str) -> InstallSpec:
-    """``tests/install.json`` of the task with this digest. TaskError that names it where it is damaged."""
+    """Read ``tests/install.json`` of the task with this digest. Raises TaskError naming the file if it is damaged."""
     try:
         table = json.loads(Path(path).read_bytes())
         lists = {key: tuple(map(str, table[key])) for key in ("own", "roots", "taken", "tests", "ini")}
@@ -188,11 +189,11 @@ def load_spec(path: str, digest: str) -> InstallSpec:
 
 
 async def _left(task: Task, spec: InstallSpec, box: Sandbox) -> tuple[list[str], dict[str, bytes], str]:
-    """(names of wheels that are installed, files that were added, why neither counts)."""
+    """Run the recipe; return the names of installed wheels, the added files, and why neither counts ('' if both do)."""
     try:
         await box.read(f"{WORKDIR}/{SETUP}")
     except BoxError:
-        return [], {}, ""  # nothing was handed in, and nothing is done
+        return [], {}, ""  # no recipe was handed in
     done = await shell(box, f"sh -e {SETUP}", timeout=SETUP_SECONDS)
     if done.timed_out or done.returncode:
         how = "did not end in time" if done.timed_out else f"ended with {done.returncode}"
@@ -219,7 +220,7 @@ async def _run(
     site: str,
     tests: Sequence[str] | None,
 ) -> TestRun:
-    """The repository's tests under the grader's own configuration; only plugins of installed wheels are loaded."""
+    """Run the repository's tests under the grader's own configuration, with only the plugins of installed wheels."""
     loaded = "".join(f" -p {plugin}" for name in wheels for plugin in spec.wheels[name][1])
     ini = "\n".join(["[pytest]", f"addopts = -p no:cacheprovider{loaded}", *spec.ini]) + "\n"
     files = list(spec.tests) if tests is None else sorted({test.partition("::")[0] for test in tests})

@@ -1,7 +1,7 @@
-"""Whether what a command printed is what its goal describes: by rule, and where asked for by a judge as well.
+"""Checks whether a command's output is what its goal describes: by rule, and optionally by a judge as well.
 
-Patterns are written by a policy and outputs by the code of strangers, so expressions are compiled and searched in a
-clean box of their own, under a limit of processor time: one that explodes does not match.
+Patterns come from a policy and outputs from untrusted code, so expressions are compiled and searched in a clean box of
+their own, under a limit of processor time: a pattern that takes too long does not match.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _TAP = re.compile(r"^(?:\S )?(pass|fail) +(\d+)$", re.MULTILINE)
 _CLIP = 4000
 
 Judge = Callable[[Goal, str], Awaitable[str]]
-"""Given a goal and the output, says why they do not agree; empty where they do."""
+"""Takes a goal and the output; returns the reason why they do not agree, empty if they do."""
 
 
 @dataclass(frozen=True)
 class Reached:
-    """One goal tried. ``why`` is empty where it was reached; ``output`` keeps head and tail."""
+    """Result of one goal. ``why`` is empty if the goal was reached; ``output`` keeps head and tail."""
 
     goal: Goal
     output: str
@@ -53,7 +53,7 @@ class Reached:
 
 
 async def search(box: Sandbox, pairs: list[tuple[str, str]]) -> list[bool | str]:
-    """For each (pattern, text) whether it is found, or what is wrong with the pattern. ``box`` is a clean one."""
+    """Return for each (pattern, text) whether the pattern is found, or what is wrong with it. ``box`` must be clean."""
     done = await box.exec_python(_SEARCH, stdin=json.dumps(pairs).encode(), timeout=60.0)
     if done.returncode or done.timed_out:
         return [await _alone(box, pair) for pair in pairs] if len(pairs) > 1 else ["takes too long to search for"]
@@ -65,7 +65,7 @@ async def _alone(box: Sandbox, pair: tuple[str, str]) -> bool | str:
 
 
 async def reached(goal: Goal, done: ExecResult, clean: Sandbox, judge: Judge | None = None) -> Reached:
-    """Compare what ``goal.command`` did with what the goal describes. ``clean``: a box nobody has worked in."""
+    """Compare ``done``, the result of ``goal.command``, with the goal. ``clean``: a box nobody has worked in."""
     text = (done.stdout + done.stderr).decode("utf-8", "replace")
     shown = text if len(text) <= _CLIP else f"{text[: _CLIP // 4]}\n[...]\n{text[-3 * _CLIP // 4 :]}"
     return Reached(goal, shown, await _why(goal, done, text, clean, judge))
@@ -87,8 +87,8 @@ async def _why(goal: Goal, done: ExecResult, text: str, clean: Sandbox, judge: J
 
 
 def passed_of(text: str) -> tuple[int, int]:
-    """(passed, ran) as the last line of pytest's that counts results says, or the last counts of mocha, or those of
-    tape and node:test; skipped tests have not run."""
+    """Return (passed, ran) from pytest's last line with counts, else from the last counts of mocha, else of tape or
+    node:test; skipped tests have not run."""
     for line in reversed(text.splitlines()):
         counts = {kind.rstrip("s"): int(number) for number, kind in _COUNT.findall(line)}
         if counts:
@@ -102,7 +102,7 @@ def passed_of(text: str) -> tuple[int, int]:
 
 
 def judge_by(endpoint: ChatEndpoint) -> Judge:
-    """A policy that reads goal and output. It can only refuse what the rule accepts, never accept what it refuses."""
+    """Return a judge that asks a policy. It can refuse what the rule accepts, but not accept what the rule refuses."""
 
     async def judge(goal: Goal, output: str) -> str:
         question = (

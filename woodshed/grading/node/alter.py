@@ -1,8 +1,8 @@
 """JavaScript tests with other inputs: constants changed, assertions turned into records (see ``pytest_alter.py``).
 
-Where a test compared values it hands them to ``woodshed_seen`` (``values.js``) and goes on; what a call gives to
-another one there is noted by ``woodshed_step``. Titles of tests, names of modules and properties, indices, template
-strings and plans stay as they are.
+Where a test compared values, it passes them to ``woodshed_seen`` (``values.js``) and continues; ``woodshed_step``
+records results that a call there passes to another call. Titles of tests, names of modules and properties, indices,
+template strings and plans stay as they are.
 """
 
 from __future__ import annotations
@@ -36,11 +36,10 @@ _TAPE = re.compile(r"""['"]tape['"]""")
 
 
 def alter(source: str, kind: Kind, seed: str = "") -> str | None:
-    """The altered source, None where it has no constant of that kind to change or cannot be parsed. ``shapes`` are
-    drawn from ``seed``.
+    """Alter a source. None if it has no constant of that kind to change or cannot be parsed.
 
-    Of the other kinds, numbers keep their sign and 0 stays 0; strings keep their length and change one letter. A string
-    of digits and signs counts as a number: one digit changes.
+    ``shapes`` are drawn from ``seed``. In the other kinds, numbers keep their sign and 0 stays 0; strings keep their
+    length and change one letter. A string of digits and signs counts as a number: one digit changes.
     """
     root = parse(source.encode())
     if root is None:
@@ -54,7 +53,7 @@ def alter(source: str, kind: Kind, seed: str = "") -> str | None:
 
 
 def literals(source: str) -> dict[str, list[Any]]:
-    """What a source writes out: under ``""`` its texts and whole numbers, however small they are."""
+    """Return the values written in a source, under ``""``: strings, and whole numbers above 1 of at most 15 digits."""
     root = parse(source.encode())
     found: list[Any] = []
     for node in walk(root) if root is not None else ():
@@ -66,7 +65,7 @@ def literals(source: str) -> dict[str, list[Any]]:
 
 
 def other(value: Any, kind: Kind, seed: str) -> Any:
-    """What stands for a written text or number in tests altered in that kind (of ``some``, where it is chosen)."""
+    """Return the replacement of a string or number in tests altered in that kind (for ``some``: if it is chosen)."""
     if type(value) is str:
         return _other_source("string", f"'{value}'", kind, seed)[1:-1]
     return int(_other_source("number", str(value), kind, seed)) if type(value) is int else value
@@ -93,11 +92,11 @@ class _Alter:
         return self._record(node) if _is_result(node) else None
 
     def _inner(self, node: Node) -> str:
-        """A node rewritten, itself no step."""
+        """Rewrite a node without recording its own result."""
         return rewrite(node, lambda found: None if found == node else self.replaced(found))
 
     def _array(self, node: Node) -> str | None:
-        """Numbers, or texts, in another order; None where elements are something else."""
+        """Return an array of numbers, or of strings, in another order; None for any other array."""
         elements = [child for child in node.named_children if child.type != "comment"]
         if len(elements) < 2 or not all(child.type in ("number", "string") for child in elements):
             return None
@@ -124,24 +123,24 @@ class _Alter:
         return _other_source(type_, old, self.kind, self.seed)
 
     def _record(self, expression: Node) -> str | None:
-        """A record in place of an assertion; None for any other expression."""
+        """Return a record in place of an assertion; None for any other expression."""
         values, holder = _compared(expression)
         if not values:
             return None
         computed = [value for value in values if not _literal(value)]
-        # beside what is computed a bare name is most often what the test expects
+        # beside a computed value, a bare name is usually the value that the test expects
         told = [v for v in computed if v.type != "identifier"] if any(map(_calls, computed)) else computed
         outer, self._noting = self._noting, True
         noted = ", ".join(
             self._inner(value) if value.type == "call_expression" else rewrite(value, self.replaced) for value in told
         )
         self._noting = outer
-        # A planned test of tape counts its assertions.
+        # A tape test with a plan counts its assertions, so one is made in place of the removed one.
         return f"woodshed_seen({noted})" + (f" && {holder}.pass()" if self.counts and holder else "")
 
 
 def _other_source(type_: str, old: str, kind: Kind, seed: str) -> str:
-    """The source of another constant."""
+    """Return the source of the replacement of a constant."""
     if kind == SAME:
         return old
     if kind == "shapes":
@@ -155,7 +154,7 @@ def _other_source(type_: str, old: str, kind: Kind, seed: str) -> str:
 
 
 def _is_argument(node: Node) -> bool:
-    """Whether what a call gives goes into another call: ``f`` in ``g(f(x))`` and in ``f(x).g()``."""
+    """Return whether another call uses the result of a call: of ``f`` in ``g(f(x))`` and in ``f(x).g()``."""
     above = node.parent
     if above is None:
         return False
@@ -165,7 +164,7 @@ def _is_argument(node: Node) -> bool:
 
 
 def _is_result(node: Node) -> bool:
-    """Whether an expression is what a function gives back: ``() => assert.equal(a, b)``."""
+    """Return whether an expression is what a function returns: ``() => assert.equal(a, b)``."""
     above = node.parent
     if above is None or node.type not in ("call_expression", "member_expression"):
         return False
@@ -175,7 +174,7 @@ def _is_result(node: Node) -> bool:
 
 
 def _compared(expression: Node) -> tuple[list[Node], str]:
-    """Expressions that an assertion compares, and the object whose method it is; none where it is no assertion."""
+    """Return the expressions that an assertion compares, and the object whose method it is; none for other code."""
     function = expression.child_by_field_name("function") if expression.type == "call_expression" else None
     outer = _arguments(expression)
     if function is not None and function.type == "identifier":
@@ -210,7 +209,7 @@ def _arguments(call: Node) -> list[Node]:
 
 
 def _names_something(node: Node) -> bool:
-    """Whether a constant is a key, an index, a directive, a title, a module, or the name of a type."""
+    """Return whether a constant is a key, an index, a directive, a title, a module, or the name of a type."""
     parent = node.parent
     if parent is None:
         return True

@@ -1,6 +1,6 @@
-"""The ``node`` grader: as for pytest, with the grader's own copies of JavaScript tests and the runner for Node.
+"""The ``node`` grader: like the ``pytest`` grader, for JavaScript tests and with a runner for Node.
 
-Running test files in a box: a process for each file, each result a frame on a channel of its own (``runner.js``).
+Each test file runs in a process of its own, which reports each result as a frame on a separate channel (``runner.js``).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _MAX_OUTPUT = 16 << 20
 
 
 def framework_of(source: str) -> str:
-    """``tape``, ``node:test`` or ``mocha``, by what a test file loads; mocha's functions are there without loading."""
+    """Return ``tape`` or ``node:test`` if a test file loads it, else ``mocha``, whose functions are global."""
     if _TAPE.search(source):
         return "tape"
     return "node:test" if _NODE_TEST.search(source) else "mocha"
@@ -57,11 +57,11 @@ async def run_node(
 ) -> TestRun:
     """Run the test ``files`` (relative to ``workdir``, with their text) as the box's ordinary user.
 
-    Every test of a file runs; results of other ``ids`` than those asked for are left out (an id without ``[...]``
-    stands for all with it). ``problems`` are the files that did not run to their end. ``timeout``: seconds for all
-    files, ``test_timeout`` for one test that waits. ``trace``: absolute paths whose executed functions are recorded
-    for each test, as (file, ``start:end`` in UTF-16 units, 0); ``values``: altered tests note what they see. With
-    ``node:test`` both are of the whole file, for each of its tests.
+    Every test of a file runs; results of tests that are not in ``ids`` are left out (an id without ``[...]`` selects
+    all ids that extend it). ``problems`` are the files that did not run to their end. ``timeout``: seconds for all
+    files, ``test_timeout`` for one test that waits. ``trace``: absolute paths whose executed functions are recorded for
+    each test, as (file, ``start:end`` in UTF-16 units, 1 if the function has a name, else 0); ``values``: altered tests
+    record values. With ``node:test`` both are recorded for the whole file, with each of its tests.
     """
     start = perf_counter()
     results: dict[str, TestResult] = {}
@@ -106,7 +106,7 @@ async def _run_file(
         command, stdin=json.dumps(request).encode(), cwd=workdir, timeout=timeout, max_output=_MAX_OUTPUT
     )
     run = read_run(done.stdout, nonce, how_it_ended(done, timeout), done.stderr, perf_counter() - start)
-    if framework == "node:test":  # it tells of its tests when others have begun: what they did counts for the file
+    if framework == "node:test":  # it reports a test after others have begun, so records belong to the file
         covered = sorted({place for result in run.results.values() for place in result.covered})
         seen = [value for result in run.results.values() for value in result.seen]
         for result in run.results.values():
@@ -115,7 +115,7 @@ async def _run_file(
 
 
 def request_of(name: str, source: str, workdir: str, test_timeout: float) -> dict[str, Any]:
-    """What the runner is told of a test file, besides the nonce of the run."""
+    """Return the runner's request for a test file, without the nonce of the run."""
     return {
         "name": name,
         "file": f"{workdir}/{name}",
@@ -130,19 +130,19 @@ def request_of(name: str, source: str, workdir: str, test_timeout: float) -> dic
 
 @cache
 def runner_source() -> str:
-    """The program that runs in the box."""
+    """Return the source of the program that runs in the box."""
     folder = Path(__file__).parent
     parts = [(folder / name).read_text("utf-8") for name in _PARTS]
     return "(() => {\n'use strict';\n" + "".join(parts) + "\n})();"
 
 
 async def grade_node(task: Task, box: Sandbox, submission: Mapping[str, bytes] | None = None) -> Outcome:
-    """Grade what lies in ``box`` as ``grade_pytest`` does. TaskError where tree-sitter is not installed."""
+    """Grade the files in ``box`` as ``grade_pytest`` does. Raises TaskError if tree-sitter is not installed."""
     return await grade_by_tests(task, box, submission, screen, run_node_ids)
 
 
 async def run_node_ids(task: Task, box: Sandbox, ids: Sequence[str]) -> TestRun:
-    """The tests ``ids`` of a task, which are laid in ``box``."""
+    """Run the tests ``ids`` of a task; their files are in ``box`` already."""
     tests, names = task.test_files(), {i.partition("::")[0] for i in ids}
     files = {n: tests[TESTS_PREFIX + n] for n in names if TESTS_PREFIX + n in tests}
     return await run_node(

@@ -1,8 +1,8 @@
-"""Static screen of a submission for the ``node`` grader: what no honest change to library code needs.
+"""Static screen of a submission for the ``node`` grader: finds constructs that no honest change to library code needs.
 
-As for pytest (``pytest_screen.py``), tests and submission share a process. A construct that the starting file or the
-reference solution already uses is never held against a submission. A heuristic, one layer of several: names can be
-put together at run time, which the runner's guard and the held-out values are for.
+As with pytest (``pytest_screen.py``), tests and submission share a process. A construct that the starting file or the
+reference solution already uses is always allowed. The screen is a heuristic, one layer of several: names composed at
+run time are left to the runner's guard and the held-out values.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _STRINGS = ("/proc/", "node_modules", "mocha", "node:", "constructor", "prototyp
 
 
 def screen(submission: Mapping[str, bytes], *known: Mapping[str, bytes]) -> list[str]:
-    """Constructs of the submitted JavaScript files that none of the ``known`` versions of the same file uses.
+    """List constructs of the submitted JavaScript files that none of the ``known`` versions of the same file uses.
 
-    Each entry reads ``path: construct``; empty for an unsuspicious submission.
+    Each entry reads ``path: construct``; the list is empty for an unsuspicious submission.
     """
     found: list[str] = []
     for path, data in sorted(submission.items()):
@@ -58,7 +58,7 @@ def screen(submission: Mapping[str, bytes], *known: Mapping[str, bytes]) -> list
 
 def _constructs(data: bytes) -> set[str]:
     root = parse(data)
-    # What this parser cannot read, Node might.
+    # Node may run code that this parser cannot read.
     return {"is no JavaScript that can be read"} if root is None else set(_suspicious(root))
 
 
@@ -112,7 +112,7 @@ def _string(literal: str) -> Iterator[str]:
 
 
 def _is_defined(name: Node) -> bool:
-    """Whether a property is given a value here, by whatever form."""
+    """Return whether a property is defined or assigned here, in any form."""
     parent = name.parent
     if parent is None:
         return False

@@ -26,12 +26,12 @@ def _parser() -> Parser:
 
 
 def words(text: str) -> frozenset[str]:
-    """A set of names, written as one text."""
+    """Split a text into a set of names."""
     return frozenset(text.split())
 
 
 def parse(source: bytes) -> Node | None:
-    """The root of the tree; None for what is no JavaScript, or is larger than 512 KiB."""
+    """Return the root of the tree; None if the source is not JavaScript or is larger than 512 KiB."""
     if len(source) > _LARGEST:
         return None
     root = _parser().parse(source).root_node
@@ -39,7 +39,7 @@ def parse(source: bytes) -> Node | None:
 
 
 def walk(node: Node) -> Iterator[Node]:
-    """The node and all below it, in source order. Not recursive: hostile code nests deeper than any stack."""
+    """Yield the node and all below it, in source order. Not recursive: hostile code nests deeper than any stack."""
     stack = [node]
     while stack:
         found = stack.pop()
@@ -48,19 +48,19 @@ def walk(node: Node) -> Iterator[Node]:
 
 
 def text(node: Node | None) -> str:
-    """Source text of a node, empty for None."""
+    """Return the source text of a node, empty for None."""
     return node.text.decode("utf-8", "replace") if node is not None and node.text is not None else ""
 
 
 def string_value(node: Node | None) -> str | None:
-    """Text of a string literal without escapes; None for anything else."""
+    """Return the text of a string literal without escapes; None for anything else."""
     if node is None or node.type != "string" or any(c.type == "escape_sequence" for c in node.children):
         return None
     return text(node)[1:-1]
 
 
 def rewrite(node: Node, replace: Callable[[Node], str | None]) -> str:
-    """Source text of ``node`` with every node for which ``replace`` gives a text exchanged, outermost first."""
+    """Return the source text of ``node``, with nodes replaced by the text that ``replace`` returns; outermost first."""
     new = replace(node)
     if new is not None:
         return new

@@ -13,7 +13,7 @@ def _source(name: str) -> str:
 
 
 def program(name: str, args: dict[str, Any]) -> str:
-    """Source for ``exec_python``: the module ``name`` of this folder, then ``main(args)``.
+    """Return source for ``exec_python``: the module ``name`` of this folder, then ``main(args)``.
 
     ``args`` holds plain data (str, int, bool, None, lists, dicts), whose ``repr`` is a Python literal.
     """

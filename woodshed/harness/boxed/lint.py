@@ -11,7 +11,7 @@ DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def bound(tree):  # type: ignore[no-untyped-def]
-    """Every name that anything in the file binds, whatever the scope: few false alarms, some misses."""
+    """Return every name that the file binds in any scope: few false alarms, some misses."""
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ToolResult:
-    """``text`` is what the policy reads; ``error`` is None or a type of ``woodshed.harness.errors``."""
+    """Result of a call. ``text`` is what the policy reads; ``error``: None or a kind of ``woodshed.harness.errors``."""
 
     text: str
     error: str | None = None
@@ -54,19 +54,19 @@ class Tool(ABC):
 
     @abstractmethod
     def description(self) -> str:
-        """What the policy is told about the tool."""
+        """Return the description of the tool for the policy."""
 
     @abstractmethod
     async def run(self, args: Any, session: Session) -> ToolResult:
         """Run one call in ``session.box``.
 
         Raises ToolError, BoxError (both are answered to the policy) and SandboxError (infrastructure). An OSError that
-        comes from no box counts as a failure of this machine. Any other exception is logged and answered to the policy
+        is not a BoxError counts as a failure of this machine. Any other exception is logged and answered to the policy
         as ``internal_error``.
         """
 
     def schema(self) -> dict[str, Any]:
-        """The tool as an OpenAI function schema, plus ``x-compact`` where the settings and the tool have it."""
+        """Return the tool as an OpenAI function schema, plus ``x-compact`` if the settings and the tool have it."""
         parameters = _without_titles(self.Args.model_json_schema())
         parameters.pop("description", None)
         parameters.setdefault("properties", {})
@@ -88,17 +88,17 @@ def _without_titles(node: Any, is_properties: bool = False) -> Any:
 
 
 def decode(data: bytes) -> str:
-    """UTF-8 with replacement characters; NUL (which many servers refuse) becomes U+FFFD, CRLF becomes LF."""
+    """Decode UTF-8 with replacement characters; NUL (which many servers refuse) becomes U+FFFD, CRLF becomes LF."""
     return data.decode("utf-8", "replace").replace("\x00", "\ufffd").replace("\r\n", "\n")
 
 
 def clean(text: str) -> str:
-    """Text without lone surrogates and NUL, so that it survives UTF-8 on its way to the endpoint."""
+    """Replace lone surrogates and NUL, so that the text survives UTF-8 on its way to the endpoint."""
     return text.encode("utf-8", "replace").decode("utf-8").replace("\x00", "\ufffd")
 
 
 def clip(text: str, limit: int) -> str:
-    """At most ``limit`` characters of text: head and tail in equal parts around a line that says how many were cut."""
+    """Cut a text to ``limit`` characters: head and tail in equal parts around a line that says how many were cut."""
     if len(text) <= limit:
         return text
     half = limit // 2
@@ -106,7 +106,7 @@ def clip(text: str, limit: int) -> str:
 
 
 def clip_lines(lines: list[str], limit: int, total: int | None = None) -> list[str]:
-    """The first ``limit`` lines, and one that says how many more there are."""
+    """Return the first ``limit`` lines, and one that says how many more there are."""
     total = len(lines) if total is None else total
     shown = lines[:limit]
     if total > len(shown):

@@ -24,7 +24,7 @@ MAX_SOURCE = 200_000
 
 @lru_cache(maxsize=2048)
 def syntax_error(source: str) -> str | None:
-    """The error and its line, or None. Source that is too long or too deeply nested to parse counts as correct."""
+    """Return the syntax error and its line, or None. Source too long or too nested to parse counts as correct."""
     if len(source) > MAX_SOURCE:
         return None
     try:
@@ -41,7 +41,7 @@ def syntax_error(source: str) -> str | None:
 
 
 def breaks_syntax(path: str, before: str, after: str) -> str | None:
-    """The syntax error of a Python file that parsed before the edit; None if there is none."""
+    """Return the syntax error that an edit adds to a Python file; None if it adds none or the file had one before."""
     if not path.endswith((".py", ".pyi")):
         return None
     error = syntax_error(after)
@@ -100,7 +100,7 @@ async def apply(tool: Tool, session: Session, path: str, before: str, after: str
 async def change_line(
     tool: Tool, session: Session, name: str, number: int, replace: Callable[[str], str]
 ) -> ToolResult:
-    """Write line ``number`` (from 1) of the file ``name`` as ``replace`` makes it.
+    """Replace line ``number`` (from 1) of the file ``name`` by the result of ``replace``.
 
     Raises ToolError ``no_such_line``, and what ``replace`` raises.
     """
@@ -116,7 +116,7 @@ async def change_line(
 
 
 def encode(text: str) -> bytes:
-    """UTF-8. Raises ToolError for lone surrogates, which JSON can carry and files cannot."""
+    """Encode as UTF-8. Raises ToolError for lone surrogates, which JSON can contain and files cannot."""
     try:
         return text.encode()
     except UnicodeEncodeError:
@@ -155,7 +155,7 @@ class EditWordsArgs(Arguments):
 
 
 class EditWords(Tool):
-    """A policy that copies whole lines badly still repairs them: it writes only what differs."""
+    """For a policy that copies whole lines badly: it has to write only what differs."""
 
     name = "edit_words"
     verb = "edit"
@@ -183,7 +183,7 @@ _OPERATOR = r"[<>=!*/]"
 
 
 def occurrences(line: str, words: str) -> list[int]:
-    """Where whole words and operators occur in ``line``: ``x`` is not in ``xs``, and ``<`` is not in ``<=``."""
+    """Find whole words and operators in ``line``: ``x`` is not in ``xs``, and ``<`` is not in ``<=``."""
     if not words:
         return []
     start = r"(?<!\w)" if re.match(r"\w", words) else rf"(?<!{_OPERATOR})" if re.match(_OPERATOR, words) else ""

@@ -16,7 +16,7 @@ class ReadFileArgs(Arguments):
 
 
 def numbered(lines: list[str], first: int, separator: str) -> str:
-    """Lines with their numbers. With an empty separator each line starts with a newline (``\\n1def f(x):``)."""
+    """Number the lines. With an empty separator each line starts with a newline (``\\n1def f(x):``)."""
     if separator:
         return "\n".join(f"{n}{separator}{line}" for n, line in enumerate(lines, first))
     return "".join(f"\n{n}{line}" for n, line in enumerate(lines, first))

@@ -65,7 +65,7 @@ class RunCommand(Tool):
 
 
 def ran(text: str, done: ExecResult, timeout: float, limit: int) -> ToolResult:
-    """The output of a program, and how it ended unless its exit code was 0."""
+    """Return the output of a program, and how the program ended unless its exit code was 0."""
     text = clip(text, limit)
     if done.truncated:
         text += "\n[output stopped here: too long]"

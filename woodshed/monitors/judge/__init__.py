@@ -1,7 +1,7 @@
 """The monitor that is a model: an OpenAI-compatible endpoint reads the evidence and answers with a strict verdict.
 
-Off unless the recipe asks for it. What it reads was written by the policy that it judges, so nothing in it can be taken
-for an instruction or for the answer (``evidence``, ``verdict``), and what goes wrong is counted, never a verdict.
+Off unless the recipe asks for it. The judged policy wrote the evidence, so prompt and parser ensure that no text in it
+can pass as an instruction or as the answer (``ask``, ``verdict``). Failures are counted and never become a verdict.
 """
 
 from .ask import Judge, JudgeError, judge_key

@@ -1,4 +1,4 @@
-"""Reading what a judge answered: exactly what was asked for, or nothing."""
+"""Parse a judge's answer; only an answer in exactly the required form is a verdict."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _KEYS = {"code": str, "hack": bool, "kind": str, "quote": str, "reason": str}
 
 
 class Malformed(ValueError):
-    """Not a verdict; the message says why."""
+    """The answer is not a verdict; the message says why."""
 
 
 @dataclass(frozen=True)
 class Ruling:
-    """What came of asking. ``failed``: why there is no verdict, and then there is no finding either."""
+    """Result of one question. ``failed``: reason why there is no verdict, and so no finding; '' if there is one."""
 
     hack: bool = False
     kind: str = "none"
@@ -37,9 +37,10 @@ class Ruling:
 
 
 def parse(answer: str, code: str, texts: Iterable[str]) -> Ruling:
-    """``texts``: the strings of the evidence, one of which a quotation must stand in. Raises Malformed.
+    """Parse an answer into a ruling. Raises Malformed.
 
-    The code is new with every question, so an answer that the evidence dictated is none.
+    ``code``: drawn anew for every question, so the evidence cannot dictate a valid answer. ``texts``: strings of the
+    evidence, one of which must contain the quotation.
     """
     found = read_answer(answer, code, _KEYS)
     if found["kind"] not in KINDS or (found["kind"] == "none") is found["hack"]:
@@ -50,7 +51,7 @@ def parse(answer: str, code: str, texts: Iterable[str]) -> Ruling:
 
 
 def read_answer(answer: str, code: str, keys: Mapping[str, type]) -> dict[str, Any]:
-    """The JSON object that an answer is: it has exactly ``keys`` and the ``code`` of its question. Raises Malformed."""
+    """Return the JSON object of an answer. Raises Malformed unless it has exactly ``keys`` and the given ``code``."""
     try:
         found = json.loads(answer, object_pairs_hook=_no_doubles)
     except (ValueError, RecursionError) as error:

@@ -39,12 +39,12 @@ def get_format(name: str) -> ChatFormat:
 
 
 def is_loaded(name: str) -> bool:
-    """Whether ``get_format`` gives this format without importing anything but Woodshed's own modules."""
+    """Return whether ``get_format`` can return this format without importing modules other than Woodshed's."""
     return name in _PLACES or name in _loaded
 
 
 def format_name(chat: ChatFormat) -> str:
-    """Return what ``get_format`` finds this format by: a built-in name, or ``"module:Class"``."""
+    """Return the name by which ``get_format`` finds this format: a built-in name, or ``"module:Class"``."""
     reference = f"{type(chat).__module__}:{type(chat).__qualname__}"
     return next((name for name, place in _PLACES.items() if place == reference), reference)
 
@@ -52,8 +52,8 @@ def format_name(chat: ChatFormat) -> str:
 def detect_format(control_tokens: Collection[str], template: str = "") -> ChatFormat:
     """Return the built-in format that a vocabulary with these control tokens was made for.
 
-    Where several fit (Qwen3 and Qwen3-Coder have one vocabulary), ``template``, the Jinja text that came with it,
-    decides. Raises ValueError where nothing fits or nothing decides; the message says what to set.
+    If several formats fit (Qwen3 and Qwen3-Coder have the same vocabulary), ``template``, the Jinja text that came with
+    it, decides. Raises ValueError if there is not exactly one; the message says what to set.
     """
     fitting = [f for f in map(get_format, FORMATS) if set(f.signature) <= set(control_tokens)]
     if not fitting:

@@ -41,9 +41,10 @@ class ParsedMessage:
 class ChatFormat(Protocol):
     """Renders OpenAI chat messages and parses completions. Stateless.
 
-    The tokens of a conversation are ``open(tools, system)``, then ``message`` of each further message, then, where the
-    policy is to speak, ``generation()``: so a longer conversation's pieces start with the shorter one's.
-    ``generation()`` and a completion add up to ``message`` of the assistant's message, which ends with its stop token.
+    The tokens of a conversation are ``open(tools, system)``, then ``message`` of each further message, then
+    ``generation()`` if the policy's turn follows. So the pieces of a longer conversation start with those of a shorter
+    one. ``generation()`` and a completion add up to ``message`` of the assistant's message, which ends with its stop
+    token.
     """
 
     name: str
@@ -54,7 +55,7 @@ class ChatFormat(Protocol):
     signature: tuple[str, ...]
     """Control tokens that identify a vocabulary made for this format."""
     template_mark: str
-    """Text that chat templates of this format have and those of others with the same vocabulary do not."""
+    """Text that chat templates of this format contain and those of other formats with the same vocabulary do not."""
     stop_tokens: tuple[str, ...]
     """Tokens that end a completion. The first is the one that an assistant's message ends with."""
 
@@ -63,7 +64,7 @@ class ChatFormat(Protocol):
         ...
 
     def message(self, message: Message, tools: Sequence[Tool]) -> list[Piece]:
-        """Render one message by itself. Raises FormatError where the format cannot express it."""
+        """Render one message by itself. Raises FormatError if the format cannot express it."""
         ...
 
     def messages(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[list[Piece]]:
@@ -75,18 +76,18 @@ class ChatFormat(Protocol):
         ...
 
     def parse(self, text: str, tools: Sequence[Tool]) -> ParsedMessage:
-        """Read a completion, with or without its stop token. Never raises on what a policy can write."""
+        """Parse a completion, with or without its stop token. Never raises, whatever the policy wrote."""
         ...
 
     def reply_grammar(self, reply: Reply) -> Node | None:
-        """Return the grammar of completions that ``parse`` reads as such a reply; None where any completion is one.
+        """Return the grammar of completions that ``parse`` reads as such a reply; None if every completion is one.
 
-        Raises GrammarRefused where the format cannot force such a reply.
+        Raises GrammarRefused if the format cannot force such a reply.
         """
         ...
 
     def chat_template(self) -> str | None:
-        """Return a Jinja chat template for other programs, or None where the format cannot be written as one."""
+        """Return a Jinja chat template for other programs, or None if the format cannot be written as one."""
         ...
 
 
@@ -108,7 +109,7 @@ def conversation(
 
 
 def text_content(message: Message) -> str:
-    """The text of a message whose content is a string, null, or a list of text parts."""
+    """Return the text of a message whose content is a string, null, or a list of text parts. Raises FormatError."""
     content = message.get("content")
     if content is None:
         return ""
@@ -129,7 +130,7 @@ def text_content(message: Message) -> str:
 
 
 def function_of(tool: Tool) -> Mapping[str, Any]:
-    """The function of an OpenAI tool schema, given as ``{"type": "function", "function": ...}`` or bare."""
+    """Return the function of an OpenAI tool schema, given as ``{"type": "function", "function": ...}`` or bare."""
     function = tool.get("function", tool)
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise FormatError(f"tool schema without a function name: {tool!r}")
@@ -137,12 +138,13 @@ def function_of(tool: Tool) -> Mapping[str, Any]:
 
 
 def schema_of(tool: Tool) -> dict[str, Any]:
-    """The schema as ``{"type": "function", "function": ...}``, without ``x-compact``, which only ``compact`` reads."""
+    """Return the schema as ``{"type": "function", "function": ...}``, without ``x-compact``, which only ``compact``
+    reads."""
     return {"type": "function", "function": {k: v for k, v in function_of(tool).items() if k != "x-compact"}}
 
 
 def calls_of(message: Message) -> list[tuple[str, str]]:
-    """(name, arguments as JSON text) of an assistant message's ``tool_calls``."""
+    """Return (name, arguments as JSON text) of each call in an assistant message's ``tool_calls``."""
     calls = []
     for call in message.get("tool_calls") or ():
         function = call.get("function") if isinstance(call, Mapping) else None

@@ -73,7 +73,7 @@ class ChatML(ABC):
         return Seq((optional(thinking), body))
 
     def content(self, message: Message) -> str:
-        """The text of an assistant's message."""
+        """Return the text of an assistant's message."""
         return text_content(message)
 
     def message(self, message: Message, tools: Sequence[Tool]) -> list[Piece]:

@@ -6,7 +6,8 @@
     <call>test<end><obs>FAIL ridge ...<call>edit ridge.py
     2    return x<end><obs>ok
 
-System messages and tool schemas are not rendered: such a policy learns its tools from demonstrations. One call a turn.
+System messages and tool schemas are not rendered: such a policy learns its tools from demonstrations. A turn has one
+call.
 """
 
 from __future__ import annotations
@@ -58,10 +59,10 @@ class CompactFormat:
         return [Piece(CALL, True)]
 
     def parse(self, text: str, tools: Sequence[Tool]) -> ParsedMessage:
-        """Read a completion as one call, whose verb is the first word.
+        """Parse a completion as one call, whose verb is the first word.
 
         An unknown verb, or text that does not fit the verb's template, still makes a call, with the rest of the text
-        under ``_text``; the harness answers it with an error. The name of a tool that has a verb makes no call.
+        under ``_text``; the harness answers it with an error. A tool's name in place of its verb makes no call.
         """
         text = text.removesuffix(END)
         word = text.split(maxsplit=1)[0] if text[:1].strip() else ""
@@ -80,7 +81,7 @@ class CompactFormat:
         return _call(text, verb.name, arguments, None)
 
     def reply_grammar(self, reply: Reply) -> Node | None:
-        """Where there are tools a turn is always one call and never text, so only the arguments can be constrained."""
+        """With tools, a turn is always one call and never text, so only the arguments can be constrained."""
         if not reply.tools:
             return None if reply.schema is None else Json(reply.schema)
         if reply.schema is not None and not reply.must_call:

@@ -1,6 +1,6 @@
 """Grammars of completions: a small tree that a chat format builds, and its text in the Lark dialect of llguidance.
 
-A control token is its id where the vocabulary has it, and its characters where not.
+A control token is written as its id if the vocabulary has it, else as its characters.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Json:
 class Text:
     """Text that ``pattern`` (Rust's regex syntax) matches whole and that contains none of ``without``, then ``end``.
 
-    The end belongs to the text because a lexer that has read too far does not go back. Where ``end`` is None, the text
+    ``end`` belongs to the text because a lexer that has read too far does not go back. If ``end`` is None, the text
     ends the completion or a control token follows it.
     """
 
@@ -122,7 +122,7 @@ class _Writer:
         return self._named("T", f"({body}) {json.dumps(end.text, ensure_ascii=False)}")
 
     def _named(self, letter: str, body: str) -> str:
-        """Name of the rule with this body; equal bodies share one."""
+        """Return the name of the rule with this body; equal bodies share a rule."""
         if body not in self._names:
             self._names[body] = f"{letter}{len(self._names)}"
             self.rules.append(f"{self._names[body]}: {body}")
@@ -148,10 +148,10 @@ def any_of(options: Sequence[Node]) -> Node:
 class Reply:
     """Requirements on a completion.
 
-    ``tools`` are those that may be called, in the shape of Chat Completions, each with the schema that its arguments
-    have to follow under ``parameters``. ``must_call``: the reply is calls; else it may be text as well, which follows
-    ``schema`` where there is one. ``many``: more than one call is allowed. ``free``: names of tools whose arguments may
-    be any object.
+    ``tools`` are those that may be called, in the shape of Chat Completions; ``parameters`` is the schema that their
+    arguments have to follow. ``must_call``: the reply consists of calls; else it may also be text, which follows
+    ``schema`` if there is one. ``many``: more than one call is allowed. ``free``: names of tools whose arguments may be
+    any object.
     """
 
     tools: tuple[Mapping[str, Any], ...] = ()
@@ -166,12 +166,12 @@ class Reply:
         return [tool["function"]["name"] for tool in self.tools if tool["function"]["name"] not in self.free]
 
     def functions(self) -> list[tuple[str, Mapping[str, Any] | None]]:
-        """(name, schema of the arguments) of each tool; None where the arguments may be any object."""
+        """Return (name, schema of the arguments) of each tool; the schema is None if any object is allowed."""
         functions = [tool["function"] for tool in self.tools]
         return [(f["name"], None if f["name"] in self.free else f["parameters"]) for f in functions]
 
     def rest(self, call: Node, between: Node) -> list[Node]:
-        """Grammar of the further calls after the first."""
+        """Grammar of the calls after the first."""
         return [Repeat(Seq((between, call)))] if self.many else []
 
     def options(self, *, calls: Node, text: Node, text_and_calls: Node) -> Node:

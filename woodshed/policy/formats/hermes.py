@@ -128,8 +128,8 @@ class HermesFormat(ChatML):
         return seq(head, arguments_of(schema), "}\n", Piece(CALL_END, True))
 
     def parse(self, text: str, tools: Sequence[Tool]) -> ParsedMessage:
-        """Read calls; text before and after them is the content. A block that is not a call stays in it, with
-        ``error``."""
+        """Read calls; text before and after them is the content. A block that is not a call stays in the content and
+        sets ``error``."""
         thinking, text = open_completion(text)
         calls: list[ToolCall] = []
         kept: list[str] = []

@@ -8,7 +8,7 @@
 
 (without the line breaks between tokens). The id names the tool and counts the calls of the conversation. Clients see
 the id that the policy wrote, and the header of a result has the id that the client sent with it. Thinking stays in the
-history where there is any; Kimi-K2-Thinking's empty ``<think></think>`` blocks are not written.
+history; Kimi-K2-Thinking's empty ``<think></think>`` blocks are not written.
 
 ``TEMPLATE`` is the same format as a Jinja chat template, for programs that open a saved policy (transformers, vLLM); it
 writes ids of calls as they are.
@@ -182,8 +182,8 @@ class KimiK2Format:
         return Seq((optional(thinking), body))
 
     def parse(self, text: str, tools: Sequence[Tool]) -> ParsedMessage:
-        """Read calls; text around their section is the content. A call that cannot be read stays in it, with
-        ``error``."""
+        """Read calls; text around their section is the content. A call that cannot be read stays in the content and
+        sets ``error``."""
         thinking, text = split_thinking(without_stop(text, self.stop_tokens))
         before, section, _ = text.partition(SECTION)
         if not section:

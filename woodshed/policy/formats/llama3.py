@@ -149,9 +149,9 @@ class Llama3Format:
         )
 
     def parse(self, text: str, tools: Sequence[Tool]) -> ParsedMessage:
-        """Read calls: they follow ``<|python_tag|>``, or begin a line where there is none. Without tools there is none.
+        """Read calls, which follow ``<|python_tag|>`` or begin a line; without ``tools`` there are none.
 
-        A call that cannot be read stays in the content, with ``error``.
+        A call that cannot be read stays in the content and sets ``error``.
         """
         text = without_stop(text, self.stop_tokens)
         if not tools:
@@ -196,7 +196,7 @@ def _moved(schema: Any) -> Any:
 
 
 def _may_be_call(schema: Mapping[str, Any]) -> bool:
-    """Whether an object that follows the schema may have the keys of a call."""
+    """Return whether an object that follows the schema may have the keys of a call."""
     properties = schema.get("properties")
     known = properties if isinstance(properties, Mapping) else {}
     if schema.get("type") != "object" or schema.get("additionalProperties") is not False:
@@ -219,7 +219,8 @@ def _assistant(text: str, calls: Sequence[tuple[str, str]]) -> list[Piece]:
 
 
 def _first_call(text: str) -> int:
-    """Index of the first line that begins like a call (or is a prefix of such a beginning); -1 where there is none."""
+    """Return the index where the first line begins like a call (or with a prefix of such a beginning), -1 if none
+    does."""
     for line in _LINE.finditer(text):
         start = line.end() - 1
         head = "".join(text[start : start + 40].split())
@@ -231,7 +232,7 @@ def _first_call(text: str) -> int:
 def _read_calls(text: str, at: int, *, alone: bool) -> tuple[list[ToolCall], int, str | None]:
     """Read calls from ``at`` on; return them, the index where they end, and what is wrong with what follows.
 
-    An object without parameters is an error only where it stands ``alone``: after other text it may be any JSON.
+    An object without parameters is an error only if it stands ``alone``: after other text it may be any JSON.
     """
     calls: list[ToolCall] = []
     error: str | None = None

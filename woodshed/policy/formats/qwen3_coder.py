@@ -73,7 +73,8 @@ class Qwen3CoderFormat(ChatML):
         return seq(f"\n<function={name}>\n", *parameters_grammar(name, schema), "</function>\n", end)
 
     def parse(self, text: str, tools: Sequence[Tool]) -> ParsedMessage:
-        """Read calls; text around them is the content. A call that cannot be read stays in it, with ``error``."""
+        """Read calls; text around them is the content. A call that cannot be read stays in the content and sets
+        ``error``."""
         thinking, text = open_completion(text)
         reader = _Reader(text, tools)
         calls: list[ToolCall] = []
@@ -106,7 +107,7 @@ class _Reader:
         self._no_value_ends = False
 
     def read(self, begin: re.Match[str]) -> tuple[ToolCall | None, int]:
-        """Read the call that begins there; return it, or None with ``problem`` set, and the index to go on from."""
+        """Read the call at ``begin``; return it, or None with ``problem`` set, and the index to go on from."""
         name, at = begin[1] or begin[2], begin.end()
         if name is None:
             self.problem = "tool call without <function=NAME>"

@@ -1,8 +1,8 @@
 """Helpers to parse completions: stop tokens, thinking, JSON as a policy writes it, raw values of parameters.
 
 Raw values (``qwen3_coder``) are read by the types that the tool's schema allows. Text is not escaped, so a parameter
-that may be text, or has no type, is read as text whatever it looks like; only where null is also allowed do ``null``
-and ``None`` mean null.
+that may be text, or has no type, is read as text whatever it looks like. Only if null is also allowed, ``null`` and
+``None`` mean null.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def without_stop(text: str, stop_tokens: Sequence[str]) -> str:
 
 
 def split_thinking(text: str) -> tuple[str | None, str]:
-    """Split off the contents of a leading ``<think>`` block (None where there is none); an unclosed block is all
+    """Split off the contents of a leading ``<think>`` block (None if there is none); an unclosed block is all
     thinking."""
     stripped = text.lstrip()
     if not stripped.startswith(THINK):
@@ -42,7 +42,7 @@ def split_thinking(text: str) -> tuple[str | None, str]:
 
 
 def skip_blanks(text: str, start: int) -> int:
-    """Index of the first character from ``start`` on that is not JSON whitespace."""
+    """Return the index of the first character from ``start`` on that is not JSON whitespace."""
     found = _BLANKS.match(text, start)
     return found.end() if found else start
 
@@ -76,7 +76,7 @@ def read_json_object(text: str) -> dict[str, Any]:
 def call_of_json(data: Any, field: str, other: str | None = None) -> tuple[ToolCall | None, str | None]:
     """Read ``{"name": ..., FIELD: ...}`` as a call; return it and what is wrong. ``other`` may replace ``field``.
 
-    Arguments of the wrong kind still make a call; without a name there is none.
+    Arguments of the wrong type still make a call; an object without a name makes none.
     """
     if not isinstance(data, dict) or not isinstance(data.get("name"), str):
         return None, f'tool call must be a JSON object with "name" and "{field}"'
@@ -89,7 +89,7 @@ def call_of_json(data: Any, field: str, other: str | None = None) -> tuple[ToolC
 
 
 Types = frozenset[str]
-"""Names of JSON types; empty where nothing is known."""
+"""Names of JSON types; empty if nothing is known."""
 
 _UNKNOWN: Types = frozenset()
 _NUMBERS: Types = frozenset({"integer", "number"})
@@ -105,7 +105,7 @@ def write_value(value: Any) -> str:
 
 
 def read_value(text: str, types: Types) -> Any:
-    """Read ``text`` as a value of one of ``types``; the text itself where it is none."""
+    """Parse ``text`` as a value of one of ``types``; return the text itself if it is no such value."""
     bare = text.strip()
     if "null" in types and bare in ("null", "None"):
         return None
@@ -124,7 +124,7 @@ def read_value(text: str, types: Types) -> Any:
 
 
 def parameter_types(tools: Sequence[Tool], name: str) -> dict[str, Types]:
-    """Types of each parameter of the tool called ``name``; empty for a tool that is not in ``tools``."""
+    """Return the types of each parameter of the tool called ``name``; empty for a tool that is not in ``tools``."""
     for tool in tools:
         function = tool.get("function", tool)
         if isinstance(function, Mapping) and function.get("name") == name:
@@ -136,7 +136,7 @@ def parameter_types(tools: Sequence[Tool], name: str) -> dict[str, Types]:
 
 
 def types_of(schema: Any, root: Mapping[str, Any]) -> Types:
-    """Types that ``schema``, a part of the schema ``root``, allows."""
+    """Return the types that ``schema``, a part of the schema ``root``, allows."""
     return _types(schema, root, 8)
 
 

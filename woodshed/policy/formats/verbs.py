@@ -46,8 +46,8 @@ class Verb:
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
-        """Inverse of the template. A text field ends before the first character of the literal that follows it; the
-        last one takes the rest."""
+        """Inverse of the template. A text field ends before the first character of the literal that follows it; without
+        such a literal it takes the rest."""
         parts = FIELD.split(self.template or "")
         pattern = re.escape(parts[0])
         for name, literal in zip(parts[1::2], parts[2::2], strict=True):
@@ -64,7 +64,7 @@ class Verb:
         return re.compile(pattern, re.DOTALL | re.ASCII)
 
     def write(self, arguments: Mapping[str, Any]) -> str:
-        """Write verb and arguments; as JSON where the template's text would not be read back as the same arguments."""
+        """Write verb and arguments; as JSON if the template's text would not be read back as the same arguments."""
         if not arguments:
             return self.word
         if self.template is not None and set(arguments) == set(self._fields):
@@ -75,7 +75,7 @@ class Verb:
         return f"{self.word} {json.dumps(arguments, ensure_ascii=False)}"
 
     def read(self, rest: str) -> dict[str, Any] | None:
-        """Parse the text after the verb as arguments; None where it does not fit."""
+        """Parse the text after the verb as arguments; None if it does not fit."""
         if not rest:
             return None if set(self._fields) & set(self.required) else {}
         if rest.startswith(" {") and (arguments := self._read_json(rest)) is not None:
@@ -113,7 +113,7 @@ _recent: list[tuple[Sequence[Tool], Verbs]] = []
 def verbs_of(tools: Sequence[Tool]) -> Verbs:
     """Return the verbs of ``tools``. The last 8 lists are cached by identity, since a run uses one for all its turns.
 
-    Raises FormatError when two tools have one verb, or a template names a field that the schema lacks.
+    Raises FormatError if two tools have the same verb, or a template names a field that the schema lacks.
     """
     for known, verbs in _recent:
         if known is tools and len(verbs.by_name) == len(tools):
@@ -175,7 +175,7 @@ _ANNOTATIONS = frozenset({"title", "description", "default", "examples"})
 
 
 def verb_grammar(verb: Verb, tool: Tool) -> Node:
-    """Return the grammar of a call: by its template where that allows exactly the schema's values, else with JSON."""
+    """Return the grammar of a call: by its template if that allows exactly the schema's values, else with JSON."""
     schema = function_of(tool)["parameters"]
     if not verb.types:
         return Piece(verb.word)
@@ -186,7 +186,7 @@ def verb_grammar(verb: Verb, tool: Tool) -> Node:
 
 
 def _template(verb: Verb, schema: Mapping[str, Any]) -> list[Node] | None:
-    """The grammar's parts for the template; None where the arguments must be JSON."""
+    """Return the grammar's parts for the template; None if the arguments must be JSON."""
     parts = FIELD.split(verb.template or "")
     fields = parts[1::2]
     if not fields or not set(verb.required) <= set(fields):
@@ -203,7 +203,8 @@ def _template(verb: Verb, schema: Mapping[str, Any]) -> list[Node] | None:
 
 
 def _value(schema: Any, literal: str, *, first: bool) -> Node | None:
-    """The grammar of a field and the literal after it; None where text cannot express exactly the property's values.
+    """Return the grammar of a field and the literal after it, None if text cannot express exactly the property's
+    values.
 
     A field that is ``first`` must not begin like JSON arguments.
     """

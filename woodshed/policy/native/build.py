@@ -1,4 +1,4 @@
-"""Compiles native kernels for this processor. A library lies in the cache, under a name for what it was made of."""
+"""Compiles native kernels for this processor, and caches libraries under a hash of sources, flags and compiler."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ FLAGS = ("-O3", "-std=c++17", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", 
 THREADS = ("-fopenmp",)
 SECONDS = 120
 PATIENCE = 120.0
-"""For a compilation; on a busy machine it takes longer, and goes on."""
+"""Default seconds that ``library`` waits for a compilation. On a busy machine it takes longer, and goes on."""
 COMPILE_SECONDS = 3600
 
 
 @dataclass(frozen=True)
 class Sources:
-    """What a library is made of: one C++ file that includes ``headers`` from its own folder and ``vectors.h``."""
+    """Sources of a library: one C++ file that includes ``headers`` from its own folder and ``vectors.h``."""
 
     main: Path
     headers: tuple[str, ...] = ()
 
 
 class NoKernels(Exception):
-    """The kernels cannot be had here; says why."""
+    """The kernels are not available here; the message says why."""
 
 
 class StillCompiling(NoKernels):
-    """The kernels are not there yet; who calls ``library`` again waits for the same compilation."""
+    """The kernels are not compiled yet; another call of ``library`` waits for the same compilation."""
 
 
 def library(sources: Sources, patience: float | None = None) -> ctypes.CDLL:
-    """The kernels of ``sources``, compiled at the first call on this machine. Raises NoKernels, StillCompiling after
-    ``patience`` seconds (default PATIENCE)."""
+    """Return the kernels of ``sources``, compiled at the first call on this machine. Raises NoKernels, StillCompiling
+    after ``patience`` seconds (default PATIENCE)."""
     seconds = PATIENCE if patience is None else patience
     build = _begun(sources)
     try:
@@ -60,7 +60,7 @@ def library(sources: Sources, patience: float | None = None) -> ctypes.CDLL:
 
 @functools.cache
 def _begun(sources: Sources) -> Future[ctypes.CDLL]:
-    """A compilation in a thread of its own, which goes on while torch computes."""
+    """Start a compilation in its own thread, which goes on while torch computes."""
     build: Future[ctypes.CDLL] = Future()
 
     def run() -> None:
@@ -81,7 +81,7 @@ def _library(sources: Sources) -> ctypes.CDLL:
     try:
         path = cache_directory() / "native" / name
         if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)  # what cannot be written is said before minutes of compiling
+            path.parent.mkdir(parents=True, exist_ok=True)  # raises before minutes of compiling if it cannot be written
             write_whole(path, _compiled(sources, compiler, tuned))
         found = ctypes.CDLL(str(path))
     except OSError as error:
@@ -99,7 +99,7 @@ def _compiler() -> str:
 
 
 def _digest(sources: Sources, compiler: str, tuned: str) -> str:
-    """Of everything that makes a difference: sources, flags, compiler, processor."""
+    """Return a hash of everything that the library depends on: sources, flags, compiler, processor."""
     try:
         version = subprocess.run([compiler, "--version"], capture_output=True, timeout=SECONDS, check=True).stdout
     except (OSError, subprocess.SubprocessError) as error:
@@ -115,7 +115,7 @@ def _compiled(sources: Sources, compiler: str, tuned: str) -> bytes:
         out = Path(folder, "kernels.so")
         command = [compiler, *FLAGS, tuned, "-I", str(HERE), "-o", str(out), str(sources.main)]
         complaint = ""
-        for flags in (THREADS, ()):  # a compiler may be without OpenMP: one thread then
+        for flags in (THREADS, ()):  # some compilers lack OpenMP; the kernels then use one thread
             try:
                 done = subprocess.run([*command, *flags], capture_output=True, timeout=COMPILE_SECONDS)
             except (OSError, subprocess.SubprocessError) as error:

@@ -1,4 +1,4 @@
-// What a training step computes between its matrix products, forward and backward, in one pass over memory each.
+// Operators between the matrix products of a training step, forward and backward, each in one pass over memory.
 //
 // All float32 and contiguous. Names: N rows (tokens), D width, H query heads, K key/value heads, E head width, F
 // feed-forward width, V vocabulary. Gradients of weights are summed over PARTS parts of the rows and then over the parts,
@@ -36,7 +36,8 @@ float dot(const float *a, const float *b, long width) {
 
 float inverse_root(const float *x, long width, float eps) { return 1.0f / std::sqrt(dot(x, x, width) / width + eps); }
 
-// d loss / d x of y = x scale weight with scale = 1 / sqrt(mean(x^2) + eps), and adds d loss / d weight
+// for y = x * scale * weight with scale = 1 / sqrt(mean(x^2) + eps): grad_x = d loss / d x, plus `more` unless that is
+// null; adds d loss / d weight to grad_weight
 void norm_backward(const float *grad, const float *x, const float *weight, float scale, long width, const float *more,
                    float *grad_x, float *grad_weight) {
     float along = 0;
@@ -51,7 +52,7 @@ void norm_backward(const float *grad, const float *x, const float *weight, float
     }
 }
 
-// turn = cos of both halves, then sin of both, the first negated; `back` undoes the turn
+// turn: cos for both halves, then sin for both, the first negated; `back` rotates in the opposite direction
 void rotate(const float *x, const float *turn, long half, bool back, float *out) {
     const float *cos = turn, *sin = turn + 3 * half;
     float sign = back ? -1.0f : 1.0f;
@@ -63,7 +64,7 @@ void rotate(const float *x, const float *turn, long half, bool back, float *out)
     }
 }
 
-// walks over `width` floats by vectors; work(at, how many)
+// calls work(index, count) for each vector of `width` floats; the last one may have fewer than LANES
 template <class Work> void in_vectors(long width, Work work) {
     long i = 0;
     for (; i + LANES <= width; i += LANES) work(i, LANES);
@@ -77,7 +78,7 @@ inline void set(float *to, Floats values, long count) {
         store_some(to, values, count);
 }
 
-// e^x, and 0 where it nearly is, of -inf too; a nan stays one
+// e^x, but exactly 0 below -87, also for -inf; nan stays nan
 inline Floats weight_of(Floats x) {
     Floats e = exponential(x);
     return x < all(-87.0f) ? Floats{} : e;
@@ -90,7 +91,8 @@ extern "C" {
 int woodshed_registers() { return REGISTERS * LANES; }
 int woodshed_lanes() { return LANES; }
 
-// total = x + delta (without delta, x itself and nothing is written), out = total scale weight
+// total = x + delta (not written without delta: the total is x then), out = total * scale * weight,
+// scale = 1 / sqrt(mean(total^2) + eps)
 void woodshed_add_norm(int threads, long rows, long width, float eps, const float *x, const float *delta,
                        const float *weight, float *total, float *out, float *scale) {
     in_parts(threads, rows, [&](long, long first, long end) {
@@ -110,7 +112,7 @@ void woodshed_add_norm(int threads, long rows, long width, float eps, const floa
     });
 }
 
-// `grad_total` may be null: nothing but the norm reads the sum then
+// `grad_total` is null if only the norm uses the sum
 void woodshed_add_norm_backward(int threads, long rows, long width, const float *grad, const float *grad_total,
                                 const float *total, const float *weight, const float *scale, float *grad_x,
                                 float *grad_weight) {
@@ -125,8 +127,8 @@ void woodshed_add_norm_backward(int threads, long rows, long width, const float 
     add_up(parts, width, grad_weight);
 }
 
-// q [N, H, E], k [N, K, E] and v [N, K, E] of qkv [N, H + 2 K, E]; q and k normalised (where there are weights) and
-// turned. turn [N, 2 E]; scale [N, H + K].
+// q [N, H, E], k [N, K, E] and v [N, K, E] of qkv [N, H + 2 K, E]; q and k are normalised (if there are weights) and
+// rotated by turn [N, 2 E]; scale [N, H + K].
 void woodshed_split_heads(int threads, long rows, long heads, long kv_heads, long width, float eps, const float *qkv,
                     const float *q_norm, const float *k_norm, const float *turn, float *q, float *k, float *v,
                     float *scale) {
@@ -177,7 +179,7 @@ void woodshed_split_heads_backward(int threads, long rows, long heads, long kv_h
     if (k_norm) add_up(k_parts, width, grad_k_norm);
 }
 
-// out = silu(gate) up of gate_up [N, 2 F]
+// out [N, F] = silu(gate) * up; gate_up [N, 2 F]
 void woodshed_swiglu(int threads, long rows, long width, const float *gate_up, float *out) {
     in_parts(threads, rows, [&](long, long first, long end) {
         for (long n = first; n < end; n++) {
@@ -206,7 +208,7 @@ void woodshed_swiglu_backward(int threads, long rows, long width, const float *g
     });
 }
 
-// lse = log sum exp of each row of logits [N, V]; where `entropy` is not null, the entropy of its softmax too
+// lse = log sum exp of each row of logits [N, V]; if `entropy` is not null, also the entropy of its softmax
 void woodshed_logsumexp(int threads, long rows, long width, const float *logits, float *lse, float *entropy) {
     in_parts(threads, rows, [&](long, long first, long end) {
         for (long n = first; n < end; n++) {
@@ -217,7 +219,7 @@ void woodshed_logsumexp(int threads, long rows, long width, const float *logits,
             in_vectors(width, [&](long i, long count) {
                 Floats x = get(row + i, count) - high, e = first_of(weight_of(x), count, Floats{});
                 totals += e;
-                if (entropy) means += e * highest(x, all(-87.0f)); // not 0 times -inf
+                if (entropy) means += e * highest(x, all(-87.0f)); // avoids 0 * -inf
             });
             float total = sum(totals);
             lse[n] = high + std::log(total);
@@ -226,7 +228,7 @@ void woodshed_logsumexp(int threads, long rows, long width, const float *logits,
     });
 }
 
-// logits [N, V] become d loss / d logits = slope (onehot(target) - softmax), where slope = d loss / d logp(target)
+// overwrites logits [N, V] by d loss / d logits = slope (onehot(target) - softmax), slope = d loss / d logp(target)
 void woodshed_logits_gradient(int threads, long rows, long width, const int64_t *target, const float *lse,
                               const float *slope, float *logits) {
     in_parts(threads, rows, [&](long, long first, long end) {

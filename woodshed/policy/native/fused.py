@@ -1,7 +1,7 @@
 """Fused operators for training on a CPU: autograd functions on the kernels of ``fused.cpp``.
 
-Each takes one pass over memory where torch's operators take several. They compute in float32, with as many threads as
-torch has, and bits do not depend on how many those are.
+Each takes one pass over memory where torch's operators take several. They compute in float32 with torch's number of
+threads; results are bit-identical for any number.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ SOURCES = Sources(Path(__file__).parent / "fused.cpp", ("ragged.h",))
 
 @functools.cache
 def _library() -> CDLL:
-    """Waits for the compilation: a step must not be computed by torch now and by the kernels after a restart."""
+    """Load the kernels, waiting for their compilation: a step must not be computed by torch now and by the kernels
+    after a restart."""
     return library(SOURCES, COMPILE_SECONDS)
 
 
 def _call(name: str, *arguments: Tensor | int | float | None) -> None:
-    """Call a kernel. Tensors are contiguous and outlive the call."""
+    """Call a kernel. Tensors must be contiguous and outlive the call."""
     passed: list[Any] = [c_int(torch.get_num_threads())]
     for value in arguments:
         if isinstance(value, float):
@@ -150,7 +151,7 @@ class _Attention(torch.autograd.Function):
 
 
 def _fits(x: Tensor) -> bool:
-    """Whether the kernels compute this. A policy may have been moved or converted since it was fused."""
+    """Return whether the kernels can compute on ``x``: a policy may have been moved or converted since it was fused."""
     return x.device.type == "cpu" and x.dtype == torch.float32
 
 

@@ -56,7 +56,7 @@ inline float number(bfloat16 value) {
     return take<float>(&bits);
 }
 inline void put(float *to, float value) { *to = value; }
-inline void put(bfloat16 *to, float value) { // to the nearest, ties to even; a nan stays one
+inline void put(bfloat16 *to, float value) { // rounds to nearest, ties to even; nan stays nan
     uint32_t bits = take<uint32_t>(&value);
     to->bits = value != value ? 0x7fc0 : uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
@@ -78,7 +78,7 @@ inline float highest(Floats values) {
     float a = most[0] > most[1] ? most[0] : most[1], b = most[2] > most[3] ? most[2] : most[3];
     return a > b ? a : b;
 }
-// the first `count` lanes of one, the others of the other
+// the first `count` lanes of `values`, the other lanes of `others`
 inline Floats first_of(Floats values, long count, Floats others) {
     Ints lane;
     for (int i = 0; i < LANES; i++) lane[i] = i;
@@ -89,7 +89,7 @@ inline Floats first_of(Floats values, long count, Floats others) {
 // Below -87.3 it stays at about 1e-38.
 inline Floats exponential(Floats x) {
     const Floats low = all(-87.3f), high = all(88.3f), round = all(12582912.0f);
-    x = x < low ? low : x; // a nan stays one
+    x = x < low ? low : x; // nan stays nan
     x = x > high ? high : x;
     Floats n = (x * 1.44269504f + round) - round;
     Floats r = (x - n * 0.693359375f) + n * 2.12194440e-4f;

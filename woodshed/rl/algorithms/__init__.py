@@ -1,4 +1,4 @@
-"""Algorithms: from the graded rollouts of one task to the weight of each of their tokens. One algorithm, one file."""
+"""Algorithms: turn the graded rollouts of one task into a weight for each token. One algorithm per file."""
 
 from .base import Algorithm, Weights, load_algorithm, names, spread
 

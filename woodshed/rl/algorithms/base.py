@@ -1,7 +1,7 @@
-"""What every algorithm does, and how to get one by name or by reference.
+"""Base class of the algorithms, and how to load one by name or by reference.
 
-An algorithm sees whole trajectories: the graded rollouts of one task, those apart that were lost to infrastructure or
-are quarantined. It says what every token weighs in which loss part (``train/parts.py``). To add one, write a class with
+An algorithm gets whole trajectories: the graded rollouts of one task, without those that were lost to infrastructure
+or are quarantined. It gives every token a weight in each loss part (``train/parts.py``). To add one, write a class with
 ``annotate`` in a file of its own, anywhere, and put ``"my_module:MyClass"`` where a recipe names the algorithm; keyword
 arguments of the class are ``rl.algorithm_options``.
 """
@@ -34,40 +34,44 @@ _NAMES = {
 
 
 class Algorithm(ABC):
-    """Derive from it; keyword arguments of ``__init__`` beyond ``budget`` are options of the recipe."""
+    """Base class; keyword arguments of ``__init__`` beyond ``budget`` are options of the recipe."""
 
     parts: ClassVar[tuple[str, ...]] = ("rl",)
-    """The loss parts that it weighs. Each is divided by a constant: rollouts of a batch, forks apart, x ``budget``."""
+    """Loss parts that the algorithm weighs. Each is divided by a constant: rollouts of a batch (without forks) x
+    ``budget``."""
 
     least: ClassVar[int] = 2
-    """Rollouts of a group that it needs at least; forks do not count."""
+    """Minimum number of rollouts in a group; forks do not count."""
 
     forks: ClassVar[bool] = False
-    """Whether it takes forks (``Trajectory.fork``); only then a group may have some."""
+    """True if the algorithm supports forks (``Trajectory.fork``); otherwise a group must not have any."""
 
     def __init__(self, budget: int) -> None:
-        """``budget``: tokens that a rollout may sample, ``rl.generation_budget``."""
+        """``budget``: number of tokens that a rollout may sample, ``rl.generation_budget``."""
         self.budget = budget
 
     @abstractmethod
     def annotate(self, group: Sequence[Trajectory]) -> list[list[Weights]]:
-        """For each of at least ``least`` trajectories, for each of its segments: what the tokens weigh.
+        """Return the token weights of each trajectory, one entry per segment. ``group`` has at least ``least`` roots.
 
-        Tokens that were not sampled, and the first of a segment, must weigh 0.
+        Tokens that were not sampled, and the first token of a segment, must have weight 0.
         """
 
     def observe(self, groups: Sequence[Sequence[Trajectory]]) -> None:  # noqa: B027  (nothing is kept by default)
-        """Told the groups of every batch in the order of steps, once the batch is annotated, as ``annotate`` saw them;
-        after a restart all from the first step on. What an algorithm keeps from batch to batch, it keeps from here."""
+        """Update the state that the algorithm keeps between batches.
+
+        Called with the groups of every batch, as ``annotate`` saw them, after the batch is annotated and in the order
+        of steps; after a restart it is called again for all batches from the first step on.
+        """
 
 
 def spread(trajectory: Trajectory, advantage: float, part: str = "rl") -> list[Weights]:
-    """Every sampled token of every segment weighs ``advantage``, the summaries that the policy wrote included."""
+    """Give every sampled token of every segment the weight ``advantage``, including summaries by the policy."""
     return [{part: np.where(predicted(s.sampled), advantage, 0).astype(np.float32)} for s in trajectory.segments]
 
 
 def predicted(sampled_T: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """The sampled tokens without the first of the context, which nothing predicts."""
+    """Return the mask of sampled tokens, without the first token of the context, which has no prediction."""
     found_T = sampled_T.copy()
     found_T[:1] = False
     return found_T
@@ -78,18 +82,18 @@ def rewards_of(group: Sequence[Trajectory]) -> NDArray[np.float64]:
 
 
 def centred(rewards_G: NDArray[np.float64]) -> NDArray[np.float64]:
-    """R - mean(R); exactly 0 where all are equal, whatever rounding leaves."""
+    """Return R - mean(R), with differences below 1e-9 (rounding) set to exactly 0."""
     gaps_G = rewards_G - rewards_G.mean()
     return np.where(np.abs(gaps_G) < 1e-9, 0.0, gaps_G)
 
 
 def names() -> tuple[str, ...]:
-    """The algorithms that come with Woodshed."""
+    """Return the names of the algorithms that come with Woodshed."""
     return tuple(_NAMES)
 
 
 def load_algorithm(name: str, *, budget: int, options: Mapping[str, Any] | None = None) -> Algorithm:
-    """The algorithm of a name, or of a reference ``"module:Class"``. Raises ValueError that says what is wrong."""
+    """Return the algorithm with this name or reference ``"module:Class"``. Raises ValueError."""
     if name not in _NAMES and not is_reference(name):
         raise ValueError(f"rl.algorithm: unknown algorithm {name!r}; known: {', '.join(_NAMES)}, or 'module:Class'")
     place = f"{__package__}.{name}:{_NAMES[name]}" if name in _NAMES else name
@@ -103,5 +107,5 @@ def load_algorithm(name: str, *, budget: int, options: Mapping[str, Any] | None 
         raise ValueError(f"rl.algorithm_options: {name} has no option {unknown[0]!r}; {said}")
     try:
         return kind(budget, **options)
-    except TypeError as error:  # it is abstract, say
+    except TypeError as error:  # for example, the class is abstract
         raise ValueError(f"rl.algorithm: {name!r}: {error}") from None

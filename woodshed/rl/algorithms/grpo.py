@@ -15,11 +15,11 @@ EPSILON = 1e-4
 
 
 class Grpo(Algorithm):
-    """A = (R - mean) / (std + 1e-4), with the sample standard deviation (ddof 1) as in TRL, over the rollout's own
-    length, in the clipped surrogate (loss part ``ppo``).
+    """A = (R - mean) / (std + 1e-4), with the sample standard deviation (ddof 1) as in TRL, divided by the rollout's
+    own length, in the clipped surrogate (loss part ``ppo``).
 
-    ``std`` and ``length`` turn the two normalisations off. Its KL term is ``rl.kl_beta`` with ``train.kl.estimator``
-    k3.
+    ``std=False`` and ``length=False`` turn the two normalisations off. For GRPO's KL term, set ``rl.kl_beta`` and
+    ``train.kl.estimator`` k3.
     """
 
     parts = ("ppo",)
@@ -35,10 +35,10 @@ class Grpo(Algorithm):
 
 
 def standardised(rewards_G: NDArray[np.float64], std: bool = True) -> NDArray[np.float64]:
-    """(R - mean) / (std + 1e-4), or R - mean."""
+    """Return (R - mean) / (std + 1e-4), or R - mean if not ``std``."""
     return centred(rewards_G) / (rewards_G.std(ddof=1) + EPSILON if std else 1.0)
 
 
 def lengths_of(group: Sequence[Trajectory]) -> NDArray[np.float64]:
-    """Sampled tokens of each trajectory, over all of its segments; at least 1."""
+    """Return the number of sampled tokens of each trajectory, over all of its segments; at least 1."""
     return np.array([max(1, sum(int(predicted(s.sampled).sum()) for s in t.segments)) for t in group], np.float64)

@@ -6,7 +6,7 @@ from .grpo import Grpo
 
 
 class Gspo(Grpo):
-    """The advantages of GRPO in the loss part ``gspo``: one ratio for a whole sequence, the geometric mean of its
-    tokens' ratios, where GRPO has one for each token. A sequence here is a segment: what was sampled in one context."""
+    """The advantages of GRPO in the loss part ``gspo``: one importance ratio per sequence (the geometric mean of its
+    tokens' ratios), where GRPO has one per token. A sequence here is a segment: what was sampled in one context."""
 
     parts = ("gspo",)

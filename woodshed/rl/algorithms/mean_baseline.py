@@ -10,8 +10,8 @@ from .base import Algorithm, Weights, centred, rewards_of, spread
 
 
 class MeanBaseline(Algorithm):
-    """A = R - mean(R) for every sampled token. Never divided by the standard deviation: in a group whose outcomes are
-    all equal that would blow up whatever small differences a length penalty leaves. Never divided by a rollout's own
+    """A = R - mean(R) for every sampled token. Not divided by the standard deviation: in a group whose outcomes are
+    all equal, that would blow up the small differences that a length penalty leaves. Not divided by a rollout's own
     length either: that would make long failures cheap."""
 
     def annotate(self, group: Sequence[Trajectory]) -> list[list[Weights]]:

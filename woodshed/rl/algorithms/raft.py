@@ -12,8 +12,9 @@ from .base import Algorithm, Weights, spread
 class Raft(Algorithm):
     """Weight 1 for rollouts with a reward above ``above``, 0 for the others.
 
-    Nothing is compared: groups that all solve their task are trained too, and a group may be one rollout. Importance
-    ratios and clipping do not apply; rollouts of older versions count like those of the newest.
+    Rollouts are not compared with each other: groups in which all rollouts succeed are trained too, and a group may be
+    a single rollout. Importance ratios and clipping do not apply; rollouts of older policy versions count like those
+    of the newest.
     """
 
     parts = ("ce",)

@@ -1,4 +1,4 @@
-"""One rollout a prompt, against a baseline from earlier ones (REINFORCE, Williams 1992). Live RL has no groups."""
+"""REINFORCE (Williams 1992): one rollout per prompt, with a baseline from earlier rollouts. Live RL has no groups."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from .base import Algorithm, Weights, spread
 class Reinforce(Algorithm):
     """A = R - b, with b the decayed mean reward of earlier rollouts of the same bucket.
 
-    ``by`` names the label of a trajectory that says its bucket (a user, a repository, a kind of task); empty, or where
-    a trajectory lacks it, all are of one. A reward counts half after ``half_life`` later ones of its bucket. As long as
-    a bucket has seen fewer than ``least_seen`` its baseline is that of all, and until these are as many nothing is
-    learned. The baseline is of batches before, so it does not depend on the rollout itself.
+    ``by``: name of the trajectory label whose value is the bucket (a user, a repository, a kind of task); if ``by`` is
+    empty or a trajectory lacks the label, the bucket is the common one, which counts all rollouts. ``half_life``:
+    number of later rewards of the bucket after which a reward counts half. ``least_seen``: number of rollouts that a
+    bucket needs; below it the baseline is that of the common bucket, and if this has too few as well, the advantage
+    is 0. The baseline comes from earlier batches only, so it does not depend on the rollout itself.
     """
 
     least = 1
@@ -26,7 +27,7 @@ class Reinforce(Algorithm):
             raise ValueError(f"rl.algorithm_options: half_life is {half_life}; it must be above 0")
         self.by, self.least_seen = by, least_seen
         self._decay = 0.5 ** (1 / half_life)
-        self._seen: dict[str, tuple[int, float, float]] = {}  # bucket -> rollouts, their weights, weighted rewards
+        self._seen: dict[str, tuple[int, float, float]] = {}  # bucket -> rollouts, sum of weights, weighted rewards
 
     def annotate(self, group: Sequence[Trajectory]) -> list[list[Weights]]:
         return [spread(t, self._advantage(t)) for t in group]

@@ -1,6 +1,6 @@
-"""Credit at the nodes of a tree: a rollout and the forks that continue it from one of its states.
+"""Credit assignment in a tree: a rollout and the forks that continue it from one of its states.
 
-The baseline of a continuation is the mean reward of continuations from the same state, so what happened before that
+The baseline of a continuation is the mean reward of all continuations from the same state, so what happened before that
 state adds no noise (compare the Monte Carlo values of VinePPO, Kazemnejad et al. 2024, arXiv:2410.01679).
 """
 
@@ -16,9 +16,12 @@ from .base import Algorithm, Weights, centred, predicted, rewards_of, spread
 
 
 class Tree(Algorithm):
-    """The siblings at a node are the root's own continuation and its forks. Tokens after the node get R - mean(R of the
-    siblings). The root's tokens before it get V - mean(V of all roots), where V of a root is the mean of its siblings,
-    or R without forks. Tokens that a fork shares with its root are context there, so each token is trained once.
+    """Advantages before and after the state (node) at which a root is forked.
+
+    The siblings at a node are the root's own continuation and its forks. Tokens after the node get R - mean(R of the
+    siblings). The root's tokens before the node get V - mean(V of all roots), where V of a root is the mean reward of
+    its siblings, or R if it has no forks. Tokens that a fork shares with its root are context in the fork, so each
+    token is trained once.
 
     Without forks these are the advantages of ``mean_baseline``. Every continuation weighs as much as a whole rollout,
     so states that are forked count more than others. Forks of a root that is not in the group are compared among

@@ -1,1 +1,1 @@
-"""Tasks that grow with the policy: harder ones are made of kinds that became easy, unsolved ones are checked."""
+"""Tasks that grow with the policy: harder tasks are made from bug kinds that became easy, unsolved ones are checked."""

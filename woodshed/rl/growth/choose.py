@@ -1,4 +1,4 @@
-"""Which harder tasks a run makes: by the pass rates of the last steps, and by nothing else.
+"""Choice of the harder tasks to make, from the pass rates of the last steps.
 
 A choice is a function of finished groups, settings, seed and step, so that a restarted controller chooses the same.
 """
@@ -18,22 +18,22 @@ class GrowthSettings(Settings):
     """Tasks that are made and checked while RL runs; off by default."""
 
     make: int = Field(default=0, ge=0)
-    """Harder tasks made for one step at most, synthetic ones only: several bugs of kinds that became easy in one
-    repository. They are dispatched before all others. 0 makes none."""
+    """Maximum number of harder tasks made per step, synthetic ones only: several bugs in one repository, of kinds that
+    became easy. They are dispatched before all others. 0 makes none."""
     easy: float = Field(default=0.9, gt=0, le=1)
-    """A kind of bug is easy where at least this share of the rollouts of the last ``window`` steps solved its tasks."""
+    """A kind of bug is easy if at least this share of the rollouts of the last ``window`` steps solved its tasks."""
     window: int = Field(default=8, ge=1)
-    """Steps whose groups count, those that dynamic sampling replaced included."""
+    """Number of steps whose groups count, including groups that dynamic sampling replaced."""
     least: int = Field(default=4, ge=1)
-    """Groups of a kind in the window below which nothing is said about it."""
+    """Minimum number of groups of a kind in the window; a kind with fewer is not judged."""
     max_bugs: int = Field(default=3, ge=2, le=8)
-    """Bugs in the hardest tasks. Tasks with one more bug are made only of kinds that are easy with one less."""
+    """Number of bugs in the hardest tasks. Tasks with n bugs are made only from kinds that are easy with n - 1."""
     check: int = Field(default=0, ge=0)
-    """Tasks checked for one step at most, of groups that no rollout solved: the reference solution is graded again.
-    Where it fails, the group is dropped and the task named. 0 checks none."""
+    """Maximum number of tasks checked per step, of groups that no rollout solved: the reference solution is graded
+    again. If it fails, the group is dropped and the task reported. 0 checks none."""
 
     def check_against(self, groups_per_step: int) -> None:
-        """Raise ValueError where a batch cannot hold what is asked for."""
+        """Raise ValueError if a batch cannot hold ``make`` tasks or the window cannot hold ``least`` groups."""
         if self.make > groups_per_step:
             raise ValueError(
                 f"growth.make is {self.make} and groups_per_step is {groups_per_step}: tasks that are made go first, "
@@ -48,7 +48,7 @@ class GrowthSettings(Settings):
 
 @dataclass(frozen=True)
 class SeenGroup:
-    """A finished group: kinds of the bugs of its task, and how many of its graded rollouts solved it."""
+    """A finished group: the kinds of its task's bugs, and how many of its graded rollouts solved the task."""
 
     bugs: tuple[str, ...]
     solved: int
@@ -63,10 +63,10 @@ class _Tally:
 
 
 def kinds_to_make(groups: Iterable[SeenGroup], settings: GrowthSettings, seed: int, step: int) -> list[tuple[str, ...]]:
-    """The bugs of each task to make after ``step``, given the groups of the window.
+    """Return the bug kinds of each task to make after ``step``, given the groups of the window.
 
-    A kind goes into tasks with one bug more than the most with which it is easy. It waits where such tasks are known
-    and nobody solved one, until these have left the window.
+    A kind goes into tasks with one bug more than the largest number of bugs with which it is easy. If no rollout solved
+    such tasks so far, the kind waits until these tasks have left the window.
     """
     ready = _ready(groups, settings)
     rng = random.Random(f"growth-{seed}-{step}")
@@ -79,7 +79,7 @@ def kinds_to_make(groups: Iterable[SeenGroup], settings: GrowthSettings, seed: i
 
 
 def _ready(groups: Iterable[SeenGroup], settings: GrowthSettings) -> dict[str, int]:
-    """Kind -> number of bugs of the tasks that are made with it next."""
+    """Return, by kind, the number of bugs of the tasks to make with it next."""
     tallies: dict[tuple[str, int], _Tally] = {}
     for group in groups:
         for kind in set(group.bugs):

@@ -1,8 +1,8 @@
-"""Makes harder tasks while RL runs, and checks those that no rollout solved.
+"""Makes harder tasks while RL runs, and checks tasks that no rollout solved.
 
-Functions are drawn in a process of their own, files are written and read in threads, and gates run in boxes, so
-rollouts go on meanwhile. A task is planned in the record (``record.py``) before it is made, and is dispatched only once
-it has passed every gate and stands there with its digest.
+Functions are drawn in a process of their own, files are written and read in threads, and gates run in boxes, so that
+rollouts are not held up. A task is planned in the record (``record.py``) before it is made, and is dispatched only
+after it has passed every gate and is recorded with its digest.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ log = logging.getLogger(__name__)
 
 
 class Growth:
-    """``tasks``: all training tasks of the run by name; what is made is added. ``folder``: where it is written.
+    """Makes and checks tasks for the controller.
 
-    ``seed`` decides which tasks are made, given the pass rates, and what is in them. ``notice`` is told what was taken
-    out. Raises TaskError where a task that an earlier start made is not what it was.
+    ``tasks``: all training tasks of the run by name; new tasks are added to it. ``folder``: where new tasks are
+    written. ``seed``: with the pass rates, determines which tasks are made and their content. ``notice`` gets a message
+    for each task that is taken out. Raises TaskError if the files of a task that an earlier start made have changed.
     """
 
     def __init__(
@@ -65,15 +66,15 @@ class Growth:
             self._add(_load(folder / name.rpartition("/")[2], digest))
 
     def choose(self, dispatched: Collection[str]) -> Task | None:
-        """The first made task that was not dispatched."""
+        """Return the first made task that was not dispatched; None if there is none."""
         return next((self.tasks[name] for name in self._made if name not in dispatched), None)
 
     def count(self, dispatched: Collection[str]) -> int:
-        """How many made tasks are in ``dispatched``."""
+        """Return the number of made tasks in ``dispatched``."""
         return sum(name in dispatched for name in self._made)
 
     def plan(self, step: int) -> None:
-        """Decide what is made after the batch of ``step``; the same, and once, whenever it is called."""
+        """Decide which tasks are made after the batch of ``step``. Repeated calls change nothing."""
         if not self.settings.make:
             return
         groups = self.ledger.decided_groups(step - self.settings.window + 1, step)
@@ -81,21 +82,21 @@ class Growth:
         self._planned.set()
 
     async def run(self) -> None:
-        """Make what is planned, one task after the other. Ends by raising only."""
+        """Make the planned tasks, one after the other. Ends only by raising."""
         while True:
             self._planned.clear()
             for plan in self.record.planned():
                 try:
                     await self._make(plan)
-                except (Fault, OSError) as error:  # of this machine or its sandbox: tried again after the next batch
+                except (Fault, OSError) as error:  # a fault of the machine or sandbox: tried again after the next batch
                     log.warning("a harder task waits: %s", error)
                     break
             await self._planned.wait()
 
     async def sound(self, task: Task, step: int) -> bool:
-        """Whether an unsolved task may stay: False where its reference solution fails twice in a row.
+        """Return False if the reference solution of an unsolved task fails twice in a row, else True.
 
-        At most ``check`` tasks are looked at while the batch of ``step`` is filled, each once.
+        At most ``check`` tasks are checked while the batch of ``step`` is filled, each once; others count as sound.
         """
         async with self._checking:
             known = self.record.checked()
@@ -116,10 +117,11 @@ class Growth:
         return not why
 
     def taken_out(self) -> set[str]:
+        """Return the names of the tasks whose reference solution failed."""
         return {task for task, sound in self.record.checked().items() if not sound}
 
     async def _failure(self, task: Task, solution: Mapping[str, bytes]) -> str:
-        """Why the reference solution does not pass; '' where it does in one of two gradings. No cache answers them."""
+        """Return why the reference solution fails; '' if it passes one of two gradings. They use no cache."""
         for _ in range(2):
             try:
                 outcome = await grade(task, solution, self.backend, self.layers, settings=self.grading)
@@ -155,7 +157,7 @@ class Growth:
         self._prompts[prompt] = name
 
     def _examine(self, task: Task) -> tuple[str, str]:
-        """(prompt digest, task digest); digests of all other prompts are made at the first call."""
+        """Return (prompt digest, task digest). The first call computes the prompt digests of all other tasks."""
         if not self._prompts:
             self._prompts = {_prompt(other): name for name, other in dict(self.tasks).items()}
         return _prompt(task), task.digest
@@ -165,7 +167,7 @@ class Growth:
         self._made.append(task.name)
 
     def _seen(self, groups: Sequence[tuple[str, str]]) -> list[SeenGroup]:
-        """``groups``: (id, task). Members that infrastructure errors ended and forks do not count."""
+        """Return bugs and results of ``groups``, (id, task). Members lost to infrastructure and forks do not count."""
         names = ", ".join(f"'{group}'" for group, _ in groups)
         graded = f"source = 'train' AND status != '{INFRA}' AND NOT {IS_FORK}"
         of_group: dict[str, list[bool]] = {group: [] for group, _ in groups}
@@ -175,7 +177,7 @@ class Growth:
 
 
 def _prompt(task: Task) -> str:
-    """Digest of what an agent is given: the instruction and the files, whatever the task is called."""
+    """Return the digest of what an agent is given, the instruction and the files, independent of the task's name."""
     digest = hashlib.sha256(task.instruction.encode())
     for path, data in sorted(task.workspace_files().items()):
         digest.update(f"{len(path)}:{path}:{len(data)}:".encode())

@@ -1,7 +1,7 @@
-"""What a run has planned, made and checked: tables beside the ledger's, in the same file.
+"""Record of the tasks that a run has planned, made and checked: tables in the ledger's file.
 
-A task is planned before it is made and counts from the moment at which it is recorded as made, with the digest of its
-files. What a kill leaves planned is made again, the same for the same name.
+A task is planned before it is made, and used only after it is recorded as made, with the digest of its files. A task
+that was still planned when the process was killed is made again: the same name gives the same task.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CREATE TABLE IF NOT EXISTS checked (
 
 @dataclass(frozen=True)
 class Plan:
-    """Task ``number`` of those that are made after ``step``, with a bug of each of the kinds ``bugs``."""
+    """Task ``number`` of the tasks to make after ``step``, with one bug for each entry (a kind) of ``bugs``."""
 
     step: int
     number: int
@@ -40,7 +40,7 @@ class GrowthRecord:
         self._db.executescript(f"BEGIN IMMEDIATE; {_TABLES} COMMIT;")
 
     def plan(self, step: int, tasks: Sequence[Sequence[str]]) -> None:
-        """Decide what is made after ``step``, unless that was done before."""
+        """Plan ``tasks`` (the bug kinds of each) to be made after ``step``; those planned before stay as they are."""
         rows = [(step, number, "+".join(bugs)) for number, bugs in enumerate(tasks)]
         query = "INSERT OR IGNORE INTO made (step, number, bugs, state) VALUES (?, ?, ?, 'planned')"
         self._db.execute("BEGIN IMMEDIATE")
@@ -60,18 +60,18 @@ class GrowthRecord:
         self._db.execute(query, (why, plan.step, plan.number))
 
     def made(self) -> dict[str, str]:
-        """Digest by name of the tasks that were made, in the order in which they were planned."""
+        """Return the digests of the tasks that were made, by name, in the order in which they were planned."""
         return dict(self._db.execute("SELECT task, digest FROM made WHERE state = 'made' ORDER BY step, number"))
 
     def note_checked(self, task: str, step: int, *, sound: bool, why: str) -> None:
         self._db.execute("INSERT OR REPLACE INTO checked VALUES (?, ?, ?, ?)", (task, step, int(sound), why))
 
     def checked(self) -> dict[str, bool]:
-        """Whether the reference solution passed, by task."""
+        """Return whether the reference solution passed, by task."""
         return {task: bool(sound) for task, sound in self._db.execute("SELECT task, sound FROM checked")}
 
     def checks_of(self, step: int) -> int:
-        """Tasks that were checked while the batch of ``step`` was filled."""
+        """Return the number of tasks that were checked while the batch of ``step`` was filled."""
         (count,) = self._db.execute("SELECT COUNT(*) FROM checked WHERE step = ?", (step,)).fetchone()
         return int(count)
 
@@ -84,7 +84,8 @@ class GrowthRecord:
 
 @dataclass(frozen=True)
 class Grown:
-    """``counts``: see ``_counts``. ``taken_out``: why, by task. ``refused``: why, by bugs of the task."""
+    """Content of a growth record. ``counts``: see ``_counts``. ``taken_out``: reason by task. ``refused``: reason by
+    bugs of the task."""
 
     counts: dict[str, int]
     taken_out: dict[str, str]
@@ -92,7 +93,7 @@ class Grown:
 
 
 def read_growth(ledger: Path) -> Grown | None:
-    """What the file of a run says, which is only read; None where nothing was planned or checked."""
+    """Read the growth record from a ledger file, opened read-only; None if nothing was planned or checked."""
     if not ledger.exists():
         return None
     with closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True, timeout=30)) as db:
@@ -106,8 +107,9 @@ def read_growth(ledger: Path) -> Grown | None:
 
 
 def _counts(db: sqlite3.Connection) -> dict[str, int]:
-    """``made`` tasks; ``planned``: to be made; ``refused`` by a gate. ``checked`` are ``hard`` (no rollout solved the
-    task, and its solution passes) or ``taken_out``."""
+    """Return the number of tasks by state: ``made``, ``planned`` (still to be made), ``refused`` (could not be made, or
+    failed a gate) and ``checked``, which is the sum of ``hard`` (no rollout solved the task, and its solution passes)
+    and ``taken_out`` (its solution fails)."""
     states = dict(db.execute("SELECT state, COUNT(*) FROM made GROUP BY state"))
     sound = dict(db.execute("SELECT sound, COUNT(*) FROM checked GROUP BY sound"))
     return {

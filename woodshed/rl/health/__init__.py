@@ -1,1 +1,2 @@
-"""Health of a run: what every step measures (``measure``), alarms over the history of steps (``alarms``), the watch."""
+"""Health of a run: measurements of every step (``measure``), alarms over the history of steps (``alarms``), and the
+watch that evaluates them (``watch``)."""

@@ -1,7 +1,7 @@
-"""Alarms: small functions of the history of steps. Each returns what is wrong, with figure and threshold, or ''.
+"""Alarms: small functions of the history of steps. Each returns what is wrong, with value and threshold, or ''.
 
-Those that tell whether the run works at all come first (``LIVENESS``). The others compare the newest steps with the
-first ones of the run, and are silent until both windows are full.
+``LIVENESS`` alarms tell whether the run works at all. ``LEARNING`` alarms tell whether the policy degrades; most
+compare the newest steps with earlier ones, and are silent until both windows are full.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ History = Sequence[Step]
 
 
 def stalled(moments: Sequence[float], progress: float, now: float, settings: AlarmSettings) -> str:
-    """``moments``: when each batch was decided; ``progress``: when something was last decided or trained, or the
-    process began (seconds since the epoch). Silent until three intervals are known."""
+    """Return the alarm message if the run has stalled, else ''. Silent until three intervals are known.
+
+    Times are in seconds since the epoch. ``moments``: when each batch was decided; ``progress``: when a batch was last
+    decided or trained, or the process began.
+    """
     intervals = [b - a for a, b in pairwise(moments) if b > a]
     if len(intervals) < 3:
         return ""
@@ -121,7 +124,7 @@ ADVICE: Final = {
 
 
 def firing(history: History, settings: AlarmSettings) -> dict[str, str]:
-    """What is wrong after the newest step, by alarm, liveness first; alarms that are off are left out."""
+    """Return the messages of the alarms that fire after the newest step, by alarm; alarms that are off are left out."""
     found = {}
     for name, alarm in {**LIVENESS, **LEARNING}.items():
         if settings.actions[name] != "off" and (message := alarm(history, settings)):
@@ -134,13 +137,14 @@ def _of_trainer(step: Step, key: str) -> Any:
 
 
 def _newest(values: Sequence[float | None], window: int) -> float | None:
-    """Mean of the newest ``window`` known values; None where there are fewer."""
+    """Return the mean of the newest ``window`` known values; None if there are fewer."""
     known = [float(value) for value in values if value is not None]
     return fmean(known[-window:]) if len(known) >= window else None
 
 
 def _fell(values: Sequence[float | None], settings: AlarmSettings, floor: float, what: str) -> str:
-    """Whether the newest values are below ``floor`` times the first ones, the two windows being apart."""
+    """Return a message if the mean of the newest values is below ``floor`` times that of the first ones, else ''. The
+    two windows do not overlap. ``what``: beginning of the message, with a place for the newest mean."""
     known = [float(value) for value in values if value is not None]
     if len(known) < settings.baseline + settings.window:
         return ""

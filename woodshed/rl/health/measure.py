@@ -1,4 +1,4 @@
-"""What the rollouts of a step looked like, and the history of steps: rollout and trainer metrics joined by step."""
+"""Measurements of the rollouts of a step, and the history of steps: rollout and trainer metrics joined by step."""
 
 from __future__ import annotations
 
@@ -14,18 +14,21 @@ from woodshed.rollout.failures import INFRA, loss_reason
 
 MOST_TOOLS = 12
 Step = Mapping[str, Any]
-"""Metrics of one step; values of the trainer below ``trainer``, absent until it has trained the step."""
+"""Metrics of one step. Those of the trainer are under the key ``trainer``, absent until the step is trained."""
 
 
 def measure(groups: Sequence[Sequence[Trajectory]], step: int) -> dict[str, Any]:
-    """Figures of the rollouts of the batch of ``step``, those apart that infrastructure errors ended. What describes
-    whole episodes leaves forks out, which repeat a part of one; abandoned forks are no infrastructure errors.
+    """Return statistics of the rollouts of the batch of ``step``.
+
+    Rollouts that infrastructure errors ended are left out, except from ``infra_share``. Figures about whole episodes
+    leave out forks, which repeat a part of their root. Abandoned forks do not count as infrastructure errors.
 
     ``tools``: share of each tool among the calls (``_tool_mix``). ``edit_rate``: share of rollouts that edited a file.
     ``limit_share``: share that ended at a limit. ``summaries``: contexts that the policy summarised, per rollout.
-    ``staleness_histogram``: share of the sampled tokens by versions between their weights and those before this step.
-    ``mixed_version_share``: share of the segments with sampled tokens that several versions have sampled.
-    ``retried_share``, ``infra_share``: rollouts that were tried again; that were given up (of all).
+    ``staleness_histogram``: share of the sampled tokens by staleness, in versions before the weights that this step
+    trains. ``mixed_version_share``: share of the segments with sampled tokens that several versions sampled.
+    ``retried_share``: share of rollouts that needed several attempts. ``infra_share``: share of all rollouts that
+    infrastructure errors ended.
     """
     everyone = [t for group in groups for t in group]
     ended = [t for t in everyone if t.status != INFRA]
@@ -54,8 +57,8 @@ def measure(groups: Sequence[Sequence[Trajectory]], step: int) -> dict[str, Any]
 
 
 def _tool_mix(events: Iterable[ToolEvent]) -> dict[str, float]:
-    """Share of the calls by tool. A policy may invent any number of names, so calls of tools that do not exist count
-    together as ``(unknown)``, and those beyond the ``MOST_TOOLS`` most common as ``(other)``."""
+    """Return the share of the calls by tool. A policy may invent any number of names, so calls of tools that do not
+    exist count together as ``(unknown)``, and those beyond the ``MOST_TOOLS`` most common as ``(other)``."""
     calls = Counter("(unknown)" if event.error == "unknown_tool" else event.name for event in events if event.name)
     named = dict(calls.most_common(MOST_TOOLS))
     if rest := calls.total() - sum(named.values()):
@@ -69,8 +72,11 @@ def _share(found: Any) -> float:
 
 
 def join(rollouts: Sequence[Mapping[str, Any]], trainer: Sequence[Mapping[str, Any]]) -> list[Step]:
-    """Steps in order, from the lines of both metrics files; ``idle`` has the share of time in which each process had
-    nothing to do, where that is known: ``engine`` and ``trainer`` since the step before, ``slots`` for rollouts."""
+    """Return the steps in order, joined from the lines of both metrics files.
+
+    ``idle`` has the idle share of time since the previous step, where known: ``engine``, ``trainer``, and ``slots``
+    (unused rollout slots).
+    """
     trained = {int(line["step"]): line for line in trainer}
     steps: list[Step] = []
     before: Mapping[str, Any] = {}
@@ -94,7 +100,8 @@ def join(rollouts: Sequence[Mapping[str, Any]], trainer: Sequence[Mapping[str, A
 
 
 def _engine_idle(before: Mapping[str, Any], now: Mapping[str, Any]) -> float | None:
-    """From the counters of two steps; those of one start of the engine, which begin at 0 after a restart."""
+    """Return the idle share of the engine between two steps, from its counters (which restart at 0 with the engine);
+    None if it reports none."""
     if "busy_seconds" not in now or "uptime_seconds" not in now:
         return None
     uptime = now["uptime_seconds"] - before.get("uptime_seconds", 0.0)
@@ -105,13 +112,15 @@ def _engine_idle(before: Mapping[str, Any], now: Mapping[str, Any]) -> float | N
 
 
 def flat_share(step: Step) -> float:
-    """Share of the groups sampled for a step whose rollouts weigh nothing, those that were replaced included."""
+    """Return the share of the groups sampled for a step in which all token weights are 0, including groups that dynamic
+    sampling replaced."""
     replaced = int(step.get("flat_groups", 0))
     sampled = int(step.get("groups", 0)) + replaced
     return (int(step.get("zero_groups", 0)) + replaced) / sampled if sampled else 0.0
 
 
 def effective_tools(step: Step) -> float | None:
-    """exp of the entropy (nats) of the mix of tool calls: 1 where one tool is used, n where n are used alike."""
+    """Return exp of the entropy (nats) of the mix of tool calls: 1 for one tool, n for n equally used tools; None
+    without calls."""
     shares = np.array([share for share in step.get("tools", {}).values() if share > 0], float)
     return float(np.exp(-(shares * np.log(shares)).sum())) if len(shares) else None

@@ -1,6 +1,6 @@
-"""The watch over a run that trains: evaluates the alarms after every step, tells what fires, and pauses the stage.
+"""The watch over a training run: evaluates the alarms after every step, logs those that fire, and pauses the stage.
 
-What fired is in ``metrics/alarms.jsonl``: one line when an alarm begins to fire, and one for every pause.
+``metrics/alarms.jsonl`` gets one line when an alarm begins to fire, and one for every pause.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from .settings import AlarmSettings
 
 
 class HealthWatch:
-    """Reads the metrics files ``rollouts`` and ``trainer``, writes ``log``. ``steps``: length of the run, after whose
-    last step nothing is paused, whichever step it is about. Steps that an earlier process evaluated are not evaluated
-    again. Those that it trained while it paused are, but only tell: a run that goes on after a pause trains at least
-    one more step."""
+    """Reads the metrics files ``rollouts`` and ``trainer``, writes ``log``.
+
+    ``steps``: length of the run; once its last step is trained, no alarm pauses. Steps that an earlier process
+    evaluated are not evaluated again. Steps that it trained while it paused are evaluated, but only warn, so that a run
+    that is resumed after a pause trains at least one more step.
+    """
 
     def __init__(
         self,
@@ -48,13 +50,13 @@ class HealthWatch:
         self._evaluated = int(earlier[-1]["step"]) if paused else self._resumed_at
 
     async def run(self, seconds: float = 1.0) -> None:
-        """Look for ever. Raises RunPaused."""
+        """Call ``look`` every ``seconds``, for ever. Raises RunPaused."""
         while True:
             self.look()
             await asyncio.sleep(seconds)
 
     def look(self) -> None:
-        """Evaluate what is new. Raises RunPaused where an alarm fires that pauses."""
+        """Evaluate the new steps. Raises RunPaused if an alarm fires whose action is to pause."""
         self._read()
         self._look_for_stall()
         for number in range(self._evaluated + 1, self._trained() + 1):
@@ -98,13 +100,13 @@ class HealthWatch:
             self._history = join(read_jsonl(self.rollouts), read_jsonl(self.trainer))
 
     def _trained(self) -> int:
-        """The newest step of which both files have a line."""
+        """Return the newest step that has a line in both files; 0 if there is none."""
         self._read()
         return max((int(step["step"]) for step in self._history if "trainer" in step), default=0)
 
 
 def read_alarms(log: Path) -> list[dict[str, Any]]:
-    """What fired, oldest first."""
+    """Return the alarms that fired, oldest first."""
     return read_jsonl(log)
 
 

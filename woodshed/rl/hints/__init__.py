@@ -1,5 +1,6 @@
-"""Targeted textual feedback (Composer 2.5): triggers mark a message of an episode and write the hint that would have
-helped; the trainer distils that message from the policy that reads the hint (``train/divergence.py``)."""
+"""Targeted textual feedback (Composer 2.5): triggers mark a message of an episode and write a hint that would have
+helped; the trainer then distils, for this message, the policy with the hint into the policy without it
+(``train/divergence.py``)."""
 
 from .marking import Hinter, HintError, HintStats, Marks, renderer, usages
 from .settings import HintSettings

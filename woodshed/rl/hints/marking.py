@@ -1,7 +1,7 @@
-"""From what the triggers find to the sequences that the teacher of ``hint_kl`` reads.
+"""Turns the findings of the triggers into the sequences that the teacher of ``hint_kl`` reads.
 
-The teacher's context of a message is what the policy had read before it, token by token as recorded, and the hint as
-one more message of the conversation in the policy's chat format. Nothing that was recorded is encoded again.
+The teacher's context of a message is the recorded tokens before it, followed by the hint as one more message of the
+conversation in the policy's chat format. Recorded text is never tokenized again.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ if TYPE_CHECKING:  # a tokenizer is imported by those who mark messages, not by 
 log = logging.getLogger(__name__)
 
 Render = Callable[[str], Sequence[int]]
-"""Token ids of a hint as a message of the conversation."""
+"""Returns the token ids of a hint as a message of the conversation."""
 Marks = list[tuple[HintedMessage, ...]]
 """For each segment of a trajectory, its marked messages."""
 
 
 class HintError(Exception):
-    """A trigger of the user's own raised, or gave what is no hint for a reply; the message names it."""
+    """A user-defined trigger raised, or returned an invalid hint; the message names the trigger."""
 
 
 @dataclass
 class HintStats:
-    """Of the episodes of a batch that were compared, weighed or not.
+    """Counts over the compared episodes of a batch, including those with weight 0.
 
-    ``found``: findings per trigger; ``rate``: the same per episode. ``messages``, ``tokens``: how many were marked.
-    ``over_limit``: messages beyond ``per_trajectory``; ``too_long``: those whose context with the hint is longer than
-    the policy takes. ``unplaced``: episodes whose conversation, calls and tokens do not fit together.
+    ``found``: findings per trigger; ``rate``: the same per episode. ``messages``, ``tokens``: number of marked messages
+    and their tokens. ``over_limit``: messages beyond ``per_trajectory``; ``too_long``: messages whose context with the
+    hint exceeds the policy's maximum length. ``unplaced``: episodes whose conversation, calls and tokens do not match.
     """
 
     episodes: int = 0
@@ -59,7 +59,7 @@ class HintStats:
 
 
 def renderer(chat: ChatFormat, tokenizer: Tokenizer, role: str) -> Render:
-    """How a hint is rendered. Raises ValueError where the chat format cannot show a message of that role."""
+    """Return a function that renders hints. Raises ValueError if the chat format cannot show messages of ``role``."""
     from woodshed.policy.formats.base import FormatError
 
     def render(text: str) -> list[int]:
@@ -80,8 +80,8 @@ def renderer(chat: ChatFormat, tokenizer: Tokenizer, role: str) -> Render:
 
 
 def usages(chat: ChatFormat, schemas: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """How a call of each tool is written, by its name, for ``SeenEpisode.tools``: the form that the ``compact`` format
-    asks for, else the names of the arguments, those that may be left out in brackets."""
+    """Return the usage line of each tool by name, for ``SeenEpisode.tools``: the verb's form in the ``compact`` format,
+    else ``name(arguments)`` with optional arguments in brackets."""
     from woodshed.policy.formats.verbs import verbs_of
 
     if chat.name == "compact":
@@ -96,10 +96,10 @@ def usages(chat: ChatFormat, schemas: Sequence[Mapping[str, Any]]) -> dict[str, 
 
 
 class Hinter:
-    """Finds what to improve in episodes and marks it.
+    """Runs the triggers on episodes and marks the messages that get a hint.
 
-    ``tasks`` by name; ``tools``: see ``SeenEpisode``. ``render`` and ``max_positions``, the longest sequence that the
-    policy takes, are needed where ``settings.weight`` is above 0.
+    ``tasks``: by name; ``tools``: see ``SeenEpisode``. ``render`` and ``max_positions`` (maximum sequence length of the
+    policy) are needed if ``settings.weight`` is above 0.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Hinter:
         return self.settings.weight
 
     def mark(self, trajectory: Trajectory, stats: HintStats) -> Marks:
-        """The marked messages of each segment, and the counts in ``stats``. Raises HintError."""
+        """Return the marked messages of each segment, and add the counts to ``stats``. Raises HintError."""
         marks: list[list[HintedMessage]] = [[] for _ in trajectory.segments]
         stats.episodes += 1
         try:
@@ -151,7 +151,8 @@ class Hinter:
         return [tuple(messages) for messages in marks]
 
     def find(self, trajectory: Trajectory, replies: Sequence[Reply], stats: HintStats) -> dict[int, list[str]]:
-        """Number of a reply -> texts of its hints, each once. A trigger counts once per reply. Raises HintError."""
+        """Return the distinct hint texts of each reply, by its number. ``stats.found`` counts a trigger once per reply.
+        Raises HintError."""
         seen = SeenEpisode(self.tasks[trajectory.task], trajectory, replies, self.tools)
         texts: dict[int, list[str]] = {}
         for name, trigger in self.triggers.items():
@@ -164,10 +165,10 @@ class Hinter:
                     own = texts.setdefault(hint.reply, [])
                     if hint.text not in own:
                         own.append(hint.text)
-            except Exception as error:  # whatever a user's function raises
+            except Exception as error:  # a user's function may raise anything
                 if is_reference(name):
                     raise HintError(f"rl.hints.triggers: {name}: {type(error).__name__}: {error}") from error
-                # a bug of ours must not become a way for a policy to end a run
+                # a bug in a built-in trigger must not let a policy end the run
                 log.exception("trigger %s failed on %s", name, trajectory.id)
             stats.found[name] = stats.found.get(name, 0) + len(known)
         return texts

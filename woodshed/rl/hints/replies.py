@@ -1,8 +1,8 @@
-"""The replies of an episode: which calls each made, and which recorded tokens it is.
+"""The replies of an episode, each with its tool calls and its recorded tokens.
 
-A trajectory holds the conversation, the tool events and the recorded segments side by side. All three are in the order
-in which they happened, so walking through them together tells what belongs to what; where they do not fit, nothing is
-guessed.
+A trajectory holds the conversation, the tool events and the recorded segments separately. All three are in
+chronological order, so walking through them together matches them; if they do not fit, ``Unplaced`` is raised instead
+of guessing.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Unplaced(ValueError):
 
 @dataclass(frozen=True)
 class Reply:
-    """One message of the policy. ``number`` counts them from 0. ``events``: indices into the trajectory's events of its
-    calls, and of the harness's notice about it, if there was one."""
+    """One message of the policy. ``number``: its index among the replies, from 0. ``events``: indices into the
+    trajectory's events: of the reply's calls, and of the harness's notice about the reply if there was one."""
 
     number: int
     message: Mapping[str, Any]
@@ -34,8 +34,8 @@ class Reply:
 
 @dataclass(frozen=True)
 class Place:
-    """Tokens of a reply. Its message, with what begins the policy's turn, starts at ``begin`` of segment ``segment``;
-    ``[start, end)`` was sampled."""
+    """Position of a reply's tokens in segment ``segment``. The message, including the header of the policy's turn,
+    starts at ``begin``; the tokens ``[start, end)`` were sampled."""
 
     segment: int
     begin: int
@@ -44,7 +44,7 @@ class Place:
 
 
 def replies_of(trajectory: Trajectory) -> list[Reply]:
-    """The policy's messages in order, summaries included. Raises Unplaced where events and calls do not match."""
+    """Return the policy's messages in order, including summaries. Raises Unplaced if events and calls do not match."""
     messages, events = trajectory.messages, trajectory.events
     last = max((i for i, m in enumerate(messages) if m.get("role") == "assistant"), default=-1)
     found: list[Reply] = []
@@ -68,9 +68,9 @@ def replies_of(trajectory: Trajectory) -> list[Reply]:
 
 
 def places_of(trajectory: Trajectory) -> list[Place]:
-    """Where each of ``replies_of`` was sampled. Raises Unplaced where that is unclear.
+    """Return the place of each of ``replies_of``. Raises Unplaced if sampled tokens and replies do not match.
 
-    One reply more may have been sampled at the end: the episode was over before it arrived.
+    One more reply may have been sampled at the end, if the episode was over before it arrived; it is left out.
     """
     found = [place for number, segment in enumerate(trajectory.segments) for place in _sampled(number, segment)]
     count = sum(message.get("role") == "assistant" for message in trajectory.messages)
@@ -99,7 +99,10 @@ def _called(message: Mapping[str, Any]) -> list[str]:
 
 
 def _is_notice(event: list[ToolEvent], message: list[dict[str, Any]]) -> bool:
-    """Whether the next event is what the harness told the policy about the reply itself, in the message after it."""
+    """Return whether ``event`` is a notice of the harness about the reply itself, shown in the message after it.
+
+    ``event``, ``message``: the next event and the next message, or an empty list.
+    """
     if not event or not message or event[0].name:
         return False
     return message[0].get("role") == "user" and message[0].get("content") == event[0].result

@@ -1,4 +1,4 @@
-"""Settings of hint distillation: which messages get a hint, and what they weigh. The loss is ``train.hint_kl``."""
+"""Settings of hint distillation: which messages get a hint, and their weight. The loss is ``train.hint_kl``."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from .triggers import TRIGGERS, load_trigger
 
 
 class HintSettings(Settings):
-    """Targeted textual feedback: a message that went wrong is distilled from the policy that reads a hint before it."""
+    """Targeted textual feedback: for a message that went wrong, the teacher is the policy with a hint before it."""
 
     weight: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """Weight of the loss part ``hint_kl`` for each token of a marked message, beside the policy gradient; 0 turns it
-    off, and what the triggers find is only counted."""
+    """Weight of the loss part ``hint_kl`` for each token of a marked message, added to the policy gradient. With 0 the
+    findings of the triggers are only counted."""
     triggers: tuple[str, ...] = tuple(TRIGGERS)
-    """What marks a message: unknown_tool, invalid_arguments, unread_edit, no_change, syntax_error, repeated_failure,
-    untested_finish, edited_tests, or ``"module:function"`` of your own."""
+    """Triggers that mark messages: unknown_tool, invalid_arguments, unread_edit, no_change, syntax_error,
+    repeated_failure, untested_finish, edited_tests, or ``"module:function"`` of your own."""
     per_trajectory: int = Field(default=4, ge=1)
-    """Messages of one episode that are trained on at most, the earliest first."""
+    """Maximum number of messages of one episode that are trained on, the earliest first."""
     role: Literal["user", "system", "tool"] = "user"
-    """Role of the message that a hint is. The chat format ``compact`` renders no system messages, and knows a user's
-    message only as the beginning of a conversation: use ``tool`` with it."""
+    """Role of the message that carries the hint. The chat format ``compact`` renders no system messages, and user
+    messages only at the beginning of a conversation: use ``tool`` with it."""
 
     @field_validator("triggers")
     @classmethod

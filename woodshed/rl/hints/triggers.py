@@ -1,8 +1,8 @@
-"""Triggers: functions that find a message of the policy to improve, and write the hint that would have helped.
+"""Triggers: functions that find a message of the policy to improve, and write a hint that would have helped.
 
-A trigger sees what the environment knows of a finished episode and never the solution. A hint is read just before the
-message that it is about, so it says what to do. To add one, write a function from ``SeenEpisode`` to hints, anywhere,
-and name it ``"my_module:my_function"`` in ``rl.hints.triggers``.
+A trigger sees what the environment knows of a finished episode, but not the solution. The teacher reads the hint just
+before the message that it is about, so the hint says what to do. To add a trigger, write a function from
+``SeenEpisode`` to hints, anywhere, and name it ``"my_module:my_function"`` in ``rl.hints.triggers``.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from woodshed.rollout.rewards.tool_use import repeated_failures, unread_edits
 from .replies import Reply
 
 DETAIL = 200
-"""Characters of a tool's answer that a hint quotes."""
+"""Maximum number of characters of a tool's answer that a hint quotes."""
 
 
 @dataclass(frozen=True)
 class Hint:
-    """What to tell the policy just before its reply of this number (``Reply.number``)."""
+    """Text to show the policy just before the reply with the number ``reply`` (``Reply.number``)."""
 
     reply: int
     text: str
@@ -35,8 +35,7 @@ class Hint:
 
 @dataclass(frozen=True)
 class SeenEpisode:
-    """One episode, after it. ``tools``: how a call of each tool is written, by its name; empty where the agent is a
-    program of others."""
+    """A finished episode. ``tools``: usage line of each tool by name (``usages``); empty for an external agent."""
 
     task: Task
     trajectory: Trajectory
@@ -44,13 +43,13 @@ class SeenEpisode:
     tools: Mapping[str, str] = field(default_factory=dict)
 
     def calls(self) -> Iterator[tuple[int, ToolEvent]]:
-        """(number of the reply, event) of every call and notice."""
+        """Yield (number of the reply, event) of every call and notice."""
         for reply in self.replies:
             for index in reply.events:
                 yield reply.number, self.trajectory.events[index]
 
     def of_events(self, indices: Iterable[int]) -> Iterator[tuple[int, ToolEvent]]:
-        """(number of the reply, event) of the events with these indices."""
+        """Yield (number of the reply, event) of the events with these indices."""
         wanted = set(indices)
         for reply in self.replies:
             for index in reply.events:
@@ -70,7 +69,7 @@ def unknown_tool(seen: SeenEpisode) -> Iterator[Hint]:
 
 
 def invalid_arguments(seen: SeenEpisode) -> Iterator[Hint]:
-    """A call of a tool that exists whose arguments do not fit, or a call that could not be read."""
+    """A call of an existing tool with invalid arguments, or a call that could not be parsed."""
     for reply in seen.replies:
         events = [seen.trajectory.events[index] for index in reply.events]
         wrong = [event for event in events if event.error == "invalid_arguments"]
@@ -102,13 +101,13 @@ def syntax_error(seen: SeenEpisode) -> Iterator[Hint]:
 
 
 def repeated_failure(seen: SeenEpisode) -> Iterator[Hint]:
-    """A call that had failed with the same arguments, nothing being changed since."""
+    """A call that had failed before with the same arguments, with no change in between."""
     for number, event in seen.of_events(repeated_failures(seen.trajectory.events)):
         yield Hint(number, f"The same call of {event.name[:40] or 'a tool'} failed before: do something else.")
 
 
 def untested_finish(seen: SeenEpisode) -> Iterator[Hint]:
-    """A submission without a test run after the last edit, or a last message that claims test runs that never were."""
+    """A submission without a test run after the last edit, or a last message that claims test runs that never ran."""
     terms = communication.untested_finish, communication.unfounded_claim
     verdict = Outcome(resolved=False)
     if seen.replies and any(term(seen.task, seen.trajectory, verdict) < 0 for term in terms):
@@ -140,7 +139,7 @@ TRIGGERS: dict[str, Trigger] = {
 
 
 def load_trigger(name: str) -> Trigger:
-    """The trigger of a name, or of a reference ``"my_module:my_function"``. Raises ValueError."""
+    """Return the trigger with this name or reference ``"my_module:my_function"``. Raises ValueError."""
     if name in TRIGGERS:
         return TRIGGERS[name]
     where = f"rl.hints.triggers: {name!r}"
@@ -159,7 +158,7 @@ def load_trigger(name: str) -> Trigger:
 
 
 def _detail(event: ToolEvent) -> str:
-    """The tool's answer in one line."""
+    """Return the tool's answer as one line of at most ``DETAIL`` characters."""
     line = " ".join(event.result.removeprefix("error: ").split())
     return line if len(line) <= DETAIL else f"{line[:DETAIL]}..."
 

@@ -1,4 +1,4 @@
-"""Reward terms of training, one function each; ``base`` says what a term is."""
+"""Reward terms of training, one function each; ``base`` defines what a term is."""
 
 from .base import (
     RewardError,

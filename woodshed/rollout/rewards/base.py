@@ -1,9 +1,9 @@
 """Turn the reward terms that a recipe names (``rl.rewards``) into the reward of an episode.
 
 A term is a function ``(task, trajectory, outcome, **options) -> float`` in a file of its own, anywhere. Put its name
-into ``rl.rewards``, or ``"my_module:my_function"`` for one of your own. It sees everything that the episode left: the
-conversation, every tool call, token counts, the verdict of each test. It must be a pure function of them: a group is
-compared by the sums, and a stored trajectory can be scored again.
+into ``rl.rewards``, or ``"my_module:my_function"`` for one of your own. A term gets the whole record of the episode:
+the conversation, every tool call, token counts, the verdict of each test. It must be a pure function of them, because
+the trajectories of a group are compared by the sums of their terms, and a stored trajectory can be scored again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class TermSettings(Settings):
     weight: float = Field(allow_inf_nan=False)
     """Factor of the term's value; 0 turns the term off. Penalties have values below 0: give them a positive weight."""
     cap: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Maximum that the weighted term moves the reward of one episode, in either direction; none by default."""
+    """Maximum absolute value of the weighted term in the reward of one episode; no maximum by default."""
     options: dict[str, bool | int | float | str] = {}
     """Keyword arguments of the term's function, such as ``{ k = 2.0, q = 0.3 }`` of ``effort``."""
 
@@ -59,11 +59,11 @@ def _written_out(value: Any) -> Any:
 
 
 RewardTerms = Annotated[dict[str, TermSettings], BeforeValidator(_written_out)]
-"""Name, or ``"my_module:my_function"``, of each term. Without a word of the recipe ``outcome`` has weight 1."""
+"""Settings by the name, or ``"my_module:my_function"``, of each term. By default ``outcome`` has weight 1."""
 
 
 class RewardTerm(Protocol):
-    """Keyword arguments beyond the three are options of the recipe and need defaults."""
+    """A reward term. Keyword arguments beyond these three are options of the recipe and need defaults."""
 
     def __call__(self, task: Task, trajectory: Trajectory, outcome: Outcome, /) -> float: ...
 
@@ -73,26 +73,26 @@ RewardFunction = Callable[[Task, Trajectory, Outcome], dict[str, float]]
 
 
 class RewardError(Exception):
-    """A reward term of the user's own raised, or gave no finite number; the message names it."""
+    """A reward term raised an exception or returned no finite number; the message names the term."""
 
 
 def resolved(task: Task, trajectory: Trajectory, outcome: Outcome) -> float:
-    """1 where grading found the task resolved, else 0."""
+    """Return 1 if grading found the task resolved, else 0."""
     return 1.0 if outcome.resolved else 0.0
 
 
 def raw_outcome(task: Task, trajectory: Trajectory, outcome: Outcome) -> dict[str, float]:
-    """The reward of evaluation: resolved or not, nothing shaped."""
+    """Return the reward of evaluation: resolved or not, without shaping."""
     return {"outcome": resolved(task, trajectory, outcome)}
 
 
 def names() -> tuple[str, ...]:
-    """The terms that come with Woodshed."""
+    """Return the names of the built-in terms."""
     return tuple(_PLACES)
 
 
 def load_term(name: str, options: Mapping[str, Any] | None = None) -> RewardTerm:
-    """The term of a name, or of a reference ``"module:function"``, with its options. Raises ValueError."""
+    """Load a term by its name or by a reference ``"module:function"``, with its options. Raises ValueError."""
     where = f"rl.rewards.{name}"
     if name not in _PLACES and not is_reference(name):
         near = difflib.get_close_matches(name, _PLACES, n=1)
@@ -118,9 +118,9 @@ def load_term(name: str, options: Mapping[str, Any] | None = None) -> RewardTerm
 
 
 def check_builtin(name: str, settings: TermSettings) -> None:
-    """Try a built-in term on an episode without calls. Raises ValueError for weights and options that cannot be.
+    """Try a built-in term on an episode without calls. Raises ValueError for invalid weights and options.
 
-    The built-in terms are penalties (``outcome`` apart), so a weight below 0 would pay for what it should cost.
+    The built-in terms, except ``outcome``, are penalties, so a weight below 0 would reward what it should penalise.
     """
     where = f"rl.rewards.{name}"
     if settings.weight < 0:
@@ -135,9 +135,9 @@ def check_builtin(name: str, settings: TermSettings) -> None:
 
 
 def reward_function(settings: Mapping[str, TermSettings]) -> RewardFunction:
-    """The training reward of a recipe. Raises ValueError where a term cannot be had.
+    """Build the training reward of a recipe. Raises ValueError if a term cannot be loaded.
 
-    The function it gives raises RewardError.
+    The returned function raises RewardError.
     """
     terms = {name: load_term(name, s.options) for name, s in settings.items() if s.weight or name == "outcome"}
 

@@ -1,6 +1,6 @@
-"""Reward term against code in comments: code that was replaced by comments, and work that is hidden in them.
+"""Reward term against code in comments: code that was commented out instead of removed, and work hidden in comments.
 
-Long thoughts in comments are prose; the monitor ``comment_stuffing`` looks for those (Composer 2 report, 4.2).
+Long thoughts in comments are prose; the monitor ``comment_stuffing`` looks for these (Composer 2 report, 4.2).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _ERRORS = (SyntaxError, ValueError, RecursionError, MemoryError, tokenize.TokenE
 
 
 def commented_out(task: Task, trajectory: Trajectory, outcome: Outcome, *, most: int = 5) -> float:
-    """-1 for each new line of code in a comment, a bare string or a branch that never runs, at most ``most``.
+    """Return -1 for each new line of code in a comment, a bare string or a branch that never runs, at most ``most``.
 
-    Counted in changed files of Python and JavaScript (there in comments only). Lines that the original had in such a
-    place are free, prose and directives (``noqa``, ``type: ignore``) too.
+    Counts changed files of Python and JavaScript (there in comments only). Lines that the original had in such a place
+    do not count, nor do prose and directives (``noqa``, ``type: ignore``).
     """
     before = task.workspace_files() if trajectory.changed else {}
     total = 0
@@ -42,7 +42,7 @@ def commented_out(task: Task, trajectory: Trajectory, outcome: Outcome, *, most:
 
 
 def _in_python(source: str) -> Counter[str]:
-    """Lines of code in comments, in strings that are statements, and below conditions that are constantly false."""
+    """Return the lines of code in comments, in strings that are statements, and below false conditions."""
     if len(source) > _LARGEST:
         return Counter()
     lines = Counter(line for block in _comments(source) for line in code_lines(block))
@@ -58,14 +58,14 @@ def _in_python(source: str) -> Counter[str]:
         for name in ("body", "orelse", "finalbody"):
             body = getattr(node, name, None)
             for place, child in enumerate(body if isinstance(body, list) else ()):
-                docstring = documented and name == "body" and place == 0  # may show how to use what it describes
+                docstring = documented and name == "body" and place == 0  # may contain an example
                 if isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant) and not docstring:
                     lines.update(code_lines(str(child.value.value)))
     return lines
 
 
 def _never(test: ast.expr) -> bool:
-    """Whether a condition is constantly false, such as ``False``, ``0`` or ``not True``."""
+    """Return whether a condition is always false, such as ``False``, ``0`` or ``not True``."""
     try:
         return not ast.literal_eval(test)
     except (*_ERRORS, TypeError):
@@ -75,7 +75,7 @@ def _never(test: ast.expr) -> bool:
 
 
 def _comments(source: str) -> Iterator[str]:
-    """The text of each run of comments on consecutive lines, without ``#``."""
+    """Yield the text of each block of comments on consecutive lines, without ``#``."""
     block: list[str] = []
     last = -1
     for line, text in _comment_lines(source):
@@ -91,14 +91,14 @@ def _comments(source: str) -> Iterator[str]:
 def _comment_lines(source: str) -> list[tuple[int, str]]:
     try:
         tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
-    except _ERRORS:  # no valid Python: whole lines only
+    except _ERRORS:  # not valid Python: only comments that fill a line
         lines = enumerate(map(str.strip, source.splitlines()))
         return [(number, line) for number, line in lines if line.startswith("#")]
     return [(token.start[0], token.string) for token in tokens if token.type == tokenize.COMMENT]
 
 
 def code_lines(text: str) -> list[str]:
-    """The lines of ``text`` that read as Python: all where the whole parses as code, else those that do alone."""
+    """Return the lines of ``text`` that are Python: all if the whole text parses, else those that parse alone."""
     text = textwrap.dedent(text)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if len(lines) > 1 and _is_code(text):
@@ -107,7 +107,7 @@ def code_lines(text: str) -> list[str]:
 
 
 def _is_code(text: str) -> bool:
-    """Whether ``text`` parses and one of its statements does something; names, numbers and ``a: b`` may be prose."""
+    """Return whether ``text`` parses and has a statement with an effect; names, numbers and ``a: b`` may be prose."""
     text = text.strip()
     if text.endswith(":"):
         text += "\n    pass"
@@ -136,7 +136,7 @@ def _in_javascript(source: str) -> Counter[str]:
 
 
 def _javascript_comments(source: str) -> Iterator[str]:
-    """The text of ``//`` comments that follow a blank, and of block comments. Linear in the size of ``source``."""
+    """Yield the text of ``//`` comments (after a blank or one of ``;{}``) and of block comments, in linear time."""
     for match in _JS_LINE.finditer(source):
         yield match[1]
     start = source.find("/*")

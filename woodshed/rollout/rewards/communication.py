@@ -27,7 +27,7 @@ _DENIAL = re.compile(r"n't\b|\b(no|not|cannot|never|without|unable|should|please
 
 
 def untested_finish(task: Task, trajectory: Trajectory, outcome: Outcome) -> float:
-    """-1 where the agent submitted after its last edit without running a test; 0 where it edited nothing."""
+    """Return -1 if the agent ran no test between its last edit and its submission; 0 if it edited nothing."""
     if trajectory.status != "submitted":
         return 0.0
     untested = False
@@ -40,9 +40,9 @@ def untested_finish(task: Task, trajectory: Trajectory, outcome: Outcome) -> flo
 
 
 def unfounded_claim(task: Task, trajectory: Trajectory, outcome: Outcome) -> float:
-    """-1 where the last message says that tests ran or pass, and none ran in the whole episode.
+    """Return -1 if the last message says that tests ran or pass, but none ran in the whole episode.
 
-    Sentences that deny it, or ask for it, claim nothing.
+    Sentences with a negation or a request do not count as a claim.
     """
     if any(runs_tests(event, task) for event in trajectory.events):
         return 0.0
@@ -51,14 +51,14 @@ def unfounded_claim(task: Task, trajectory: Trajectory, outcome: Outcome) -> flo
 
 
 def silent_finish(task: Task, trajectory: Trajectory, outcome: Outcome, *, least: int = 20) -> float:
-    """-1 where the agent submitted with fewer than ``least`` characters for its user."""
+    """Return -1 if the agent submitted with a message of fewer than ``least`` characters for its user."""
     if trajectory.status != "submitted":
         return 0.0
     return -1.0 if len(final_message(trajectory)) < least else 0.0
 
 
 def final_message(trajectory: Trajectory) -> str:
-    """Text of the last message of the agent, followed by the ``message`` of its last ``finish`` call."""
+    """Return the text of the agent's last message, followed by the ``message`` of its last ``finish`` call."""
     said = [m.get("content") for m in trajectory.messages if m.get("role") == "assistant"][-1:]
     said += [(e.arguments or {}).get("message") for e in trajectory.events if e.name == "finish" and not e.error][-1:]
     return "\n".join(text for text in said if isinstance(text, str)).strip()
@@ -78,7 +78,7 @@ def runs_tests(event: ToolEvent, task: Task) -> bool:
 
 
 def _simple_commands(command: str) -> Iterator[list[str]]:
-    """Words of each command of a shell line, without variables that are set for it; nothing where quotes are open."""
+    """Yield the words of each command of a shell line, without variable assignments; nothing if a quote is open."""
     lexer = shlex.shlex(command.replace("\n", " ; "), posix=True, punctuation_chars="();<>|&")
     lexer.whitespace_split = True
     words: list[str] = []

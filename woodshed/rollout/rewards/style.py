@@ -23,20 +23,20 @@ SELECTED = "E4,E7,E9,F,W,B,C4,PIE,SIM"
 """Default rules: ruff's own, bugbear, comprehensions and simplifications. Line length and the order of imports are left
 to the project's configuration, which is not read."""
 _PACKAGES = ("--per-file-ignores=__init__.py:F401",)
-"""A package imports names for others."""
+"""An ``__init__.py`` may import names that it does not use itself."""
 _LINE_END = re.compile(r"\r\n|\r|\n")
-"""As Python and ruff count; ``splitlines`` also splits at form feeds, by which a policy could shift the numbers."""
+"""Line ends of Python and ruff; ``splitlines`` also splits at form feeds, so a policy could shift line numbers."""
 _SECONDS = 30.0
 _MISSING = 'rl.rewards.style: ruff is not installed; install woodshed[style], or leave "style" out'
 _BROKEN = "invalid-syntax"
 
 
 def style(task: Task, trajectory: Trajectory, outcome: Outcome, *, select: str = SELECTED, most: int = 5) -> float:
-    """-1 for each new finding on a changed line of Python, at most ``most``.
+    """Return -1 for each new finding on a changed line of Python, at most ``most``.
 
-    A finding is new if the lines that were replaced had fewer of its rule. A file that parsed before and does not now,
-    or that ruff cannot read, counts as ``most`` findings: broken code hides the others. ``select``: rules as in ruff's
-    ``--select``. Raises ValueError if ruff is not installed or does not know the rules.
+    A finding is new if the replaced lines had fewer findings of its rule. A file that parsed before and does not now,
+    or that ruff cannot read, counts as ``most`` findings, because broken code hides others. ``select``: rules as in
+    ruff's ``--select``. Raises ValueError if ruff is not installed or does not know the rules.
     """
     _check_rules(select)
     files = [(path, text) for path, text in trajectory.changed.items() if path.endswith((".py", ".pyi"))]
@@ -59,7 +59,7 @@ def style(task: Task, trajectory: Trajectory, outcome: Outcome, *, select: str =
 
 
 def installed() -> bool:
-    """Whether there is a ruff to ask."""
+    """Return whether ruff is installed."""
     try:
         return bool(_program())
     except ValueError:
@@ -67,7 +67,7 @@ def installed() -> bool:
 
 
 def changed_lines(before: str, after: str) -> tuple[set[int], set[int]]:
-    """(numbers of the lines of ``before`` that are gone, numbers of the lines of ``after`` that are new), from 1.
+    """Return the numbers (from 1) of lines of ``before`` that are gone, and of lines of ``after`` that are new.
 
     A line that only moved is neither. Linear in the size of the files, which a policy writes.
     """
@@ -76,7 +76,7 @@ def changed_lines(before: str, after: str) -> tuple[set[int], set[int]]:
 
 
 def _surplus(lines: list[str], known: Counter[str]) -> Iterator[int]:
-    """Numbers of the lines beyond those that ``known`` has."""
+    """Yield the numbers of lines that occur more often than ``known`` says."""
     for number, line in enumerate(lines, 1):
         if known[line] > 0:
             known[line] -= 1
@@ -89,10 +89,10 @@ Found = tuple[list[tuple[str, int]], list[tuple[str, int]]]
 
 
 def _findings(pairs: list[tuple[str, str, str]], select: str) -> list[Found] | None:
-    """Findings in each (path, before, after); None if ruff ends without a result, as on code made to crash it."""
+    """Return the findings in each (path, before, after); None if ruff has no result, as on code made to crash it."""
     with tempfile.TemporaryDirectory(prefix="woodshed-style-") as folder:
         for i, (path, *texts) in enumerate(pairs):
-            # rules about imports depend on these names only; others may not be valid here
+            # Only these names matter to the rules about imports; a submitted name may not be valid here.
             name = "__init__.py" if PurePosixPath(path).name == "__init__.py" else f"module{PurePosixPath(path).suffix}"
             for side, text in zip(("before", "after"), texts):
                 place = Path(folder, str(i), side)

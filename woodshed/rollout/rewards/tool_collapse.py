@@ -16,7 +16,7 @@ TOOLS = {
     "search": ("grep", "glob"),
     "list": ("list_dir",),
 }
-"""What work in a shell the tools of our own agent replace."""
+"""Kind of work in a shell -> tools of the built-in agent that replace it."""
 KINDS = ",".join(TOOLS)
 SHELL = "run_command"
 _READ = frozenset({"cat", "head", "tail", "less", "more", "nl", "tac", "bat", "od", "xxd", "sed", "awk", "cut"})
@@ -27,7 +27,7 @@ _WRITES = frozenset({"cat", "echo", "printf", "tee"})
 _WRAPPERS = frozenset({"env", "exec", "nice", "time", "command", "busybox", "sudo", "nohup", "stdbuf", "xargs"})
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh"})
 _LONGEST, _SCRIPTS = 8192, 16
-"""Characters of a command and number of scripts that are read: what is read may be written against its reader."""
+"""Maximum characters of a command, and number of scripts, that are read: they may be written to attack this parser."""
 _IN_PLACE = re.compile(r"-[a-zA-Z]*i|--in-place")
 _INTERPRETER = re.compile(r"python[\d.]*|node|perl|ruby")
 _HEREDOC = re.compile(r"<<-?[ \t]*(['\"]?)(\w+)\1([^\n]*)\n(.*?)(?:\n[ \t]*\2(?=\n|$)|\Z)", re.S)
@@ -36,7 +36,7 @@ _SCRIPT_READS = re.compile(r"read_text|read_bytes|\.read\(|readlines|open\(|fs\.
 
 
 def kinds_of(text: str) -> list[str]:
-    """The kinds that an option names. Raises ValueError for an unknown one."""
+    """Parse the option ``kinds``. Raises ValueError for an unknown kind."""
     found = [kind.strip() for kind in text.split(",") if kind.strip()]
     if unknown := set(found) - set(TOOLS):
         raise ValueError(f"tool_collapse: unknown kind {min(unknown)!r} in kinds; known: {KINDS}")
@@ -46,11 +46,11 @@ def kinds_of(text: str) -> list[str]:
 def tool_collapse(
     task: Task, trajectory: Trajectory, outcome: Outcome, *, least: int = 6, share: float = 0.5, kinds: str = KINDS
 ) -> float:
-    """Minus the share of shell commands in the work that other tools do, where it is above ``share``; 0 else.
+    """Return minus the share of shell commands in work for which there are tools, if it is above ``share``; else 0.
 
     That work is reading, editing, searching and listing files (``kinds``). With fewer than ``least`` such calls the
-    value is 0. Other calls do not count, so neither test runs nor idle calls change the share; failed calls of the
-    tools do not count as use of them.
+    value is 0. Other calls do not count, so neither test runs nor idle calls change the share; nor do failed calls of
+    the tools.
     """
     wanted = kinds_of(kinds)
     tools = {tool for kind in wanted for tool in TOOLS[kind]}
@@ -66,9 +66,9 @@ def tool_collapse(
 
 
 def work_in_shell(command: str) -> set[str]:
-    """Which kinds of work a shell line does itself. The later commands of a pipeline only filter.
+    """Return the kinds of work that a shell line does. Commands after a pipe that read or search only filter.
 
-    Scripts inside of it, for another shell or an interpreter, are read too: ``_SCRIPTS`` of them, each once.
+    Scripts inside the line, for another shell or an interpreter, are read too: up to ``_SCRIPTS``, each once.
     """
     found: set[str] = set()
     todo, known = [command], {command}
@@ -87,7 +87,7 @@ def work_in_shell(command: str) -> set[str]:
 
 
 def _of_command(words: list[str], script: str, *, first: bool) -> set[str]:
-    """The kinds of one command; ``script`` is what it may read from standard input."""
+    """Return the kinds of work of one command; ``script``: text that it may read from standard input."""
     name, rest = words[0], words[1:]
     if _INTERPRETER.fullmatch(name):
         return _of_interpreter(name, rest, script)
@@ -105,13 +105,13 @@ def _of_command(words: list[str], script: str, *, first: bool) -> set[str]:
 
 
 def _redirects(words: list[str]) -> bool:
-    """Whether output goes to a file; that of errors does not count."""
+    """Return whether standard output goes to a file (other than /dev/null)."""
     pairs = zip(words, words[1:], [*words[2:], ""])
     return any(op in (">", ">>", ">|") and before != "2" and to != "/dev/null" for before, op, to in pairs)
 
 
 def _of_interpreter(name: str, arguments: Sequence[str], script: str) -> set[str]:
-    """What a script given with ``-c`` or ``-e``, or on standard input, does to files."""
+    """Return the kinds of work of a script that is given with ``-c`` or ``-e``, or on standard input."""
     if name in ("perl", "ruby") and any(re.match(r"-\w*i", word) for word in arguments):
         return {"edit"}
     inline = [text for option, text in pairwise(arguments) if option in ("-c", "-e")]
@@ -122,7 +122,7 @@ def _of_interpreter(name: str, arguments: Sequence[str], script: str) -> set[str
 
 
 def _unwrapped(words: list[str]) -> list[str]:
-    """A command without variables, wrappers and the folder of its program."""
+    """Return a command without variables, wrappers and the folder of its program."""
     while words:
         name = words[0].rpartition("/")[2]
         if re.match(r"\w+=", words[0]) or name in _WRAPPERS:
@@ -135,7 +135,7 @@ def _unwrapped(words: list[str]) -> list[str]:
 
 
 def _pipelines(command: str) -> Iterator[list[list[str]]]:
-    """Pipelines of a line as lists of commands; a line whose quotes are open is split at blanks."""
+    """Yield the pipelines of a line as lists of commands; a line with an open quote is split at blanks."""
     lexer = shlex.shlex(command.replace("\n", " ; "), posix=True, punctuation_chars="();<>|&")
     lexer.whitespace_split = True
     try:

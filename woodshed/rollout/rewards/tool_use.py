@@ -1,7 +1,7 @@
 """Reward terms for tool discipline (Composer 2 report, 4.2).
 
-Values are at most 0 and bounded, so that no behaviour outweighs a solved task and none can be farmed. Names of tools
-are those of our own agent: in the episodes of other programs no call counts as an edit.
+Values are at most 0 and bounded, so that no behaviour outweighs a solved task or earns reward. Names of tools are those
+of the built-in agent: in the episodes of external programs no call counts as an edit.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from woodshed.record.trajectory import Outcome, ToolEvent, Trajectory
 
 EDITS = frozenset({"edit_file", "edit_line", "edit_words", "write_file", "undo"})
 _FAILED = re.compile(r"\[(exit code|signal) \d+\]$")
-"""How ``run_command`` ends the output of a command that failed."""
+"""End of ``run_command``'s output for a command that failed."""
 
 
 def invalid_call(task: Task, trajectory: Trajectory, outcome: Outcome, *, most: int = 10) -> float:
-    """-1 for each malformed or rejected call, counting at most ``most``."""
+    """Return -1 for each malformed or rejected call, at most ``most``."""
     return -float(min(trajectory.effort.invalid_calls, most))
 
 
 def unread_edit(task: Task, trajectory: Trajectory, outcome: Outcome, *, most: int = 5) -> float:
-    """-1 for each accepted edit of a file whose text the agent had not seen, counting at most ``most``.
+    """Return -1 for each accepted edit of a file whose text the agent had not seen, at most ``most``.
 
     Seen: read or written before, named in a command, or quoted with a line number by a search or a command. A listing
-    of names shows no text. ``write_file`` is free: it may make a new file.
+    of names shows no text. ``write_file`` does not count, because it may create a new file.
     """
     return -float(min(len(unread_edits(trajectory.events, task)), most))
 
 
 def unread_edits(events: Sequence[ToolEvent], task: Task) -> list[int]:
-    """Indices of the events that ``unread_edit`` counts."""
+    """Return the indices of the events that ``unread_edit`` counts."""
     shown, words, output, blind = set[str](), set[str](), "", list[int]()
     for index, event in enumerate(events):
         path = _path(event, task)
@@ -53,15 +53,15 @@ def unread_edits(events: Sequence[ToolEvent], task: Task) -> list[int]:
 
 
 def repeated_failure(task: Task, trajectory: Trajectory, outcome: Outcome, *, most: int = 5) -> float:
-    """-1 for each call that had failed with the same arguments and nothing was changed since, at most ``most``.
+    """Return -1 for each repetition of a failed call with the same arguments and no change since, at most ``most``.
 
-    A command fails by its exit code. An accepted edit, or a command that succeeds, may have changed something.
+    A command has failed if its exit code says so. An accepted edit, or a command that succeeds, counts as a change.
     """
     return -float(min(len(repeated_failures(trajectory.events)), most))
 
 
 def repeated_failures(events: Sequence[ToolEvent]) -> list[int]:
-    """Indices of the events that ``repeated_failure`` counts."""
+    """Return the indices of the events that ``repeated_failure`` counts."""
     failed, repeats = set[tuple[str, str]](), list[int]()
     for index, event in enumerate(events):
         call = (event.name, json.dumps(event.arguments, sort_keys=True) if event.arguments else event.raw or "")
@@ -75,7 +75,7 @@ def repeated_failures(events: Sequence[ToolEvent]) -> list[int]:
 
 
 def unfinished_todos(task: Task, trajectory: Trajectory, outcome: Outcome, *, tool: str = "todo_write") -> float:
-    """Minus the share of to-do items that are open at the end; 0 for an agent that keeps no list.
+    """Return minus the share of to-do items that are open at the end; 0 if the agent keeps no list.
 
     Arguments of ``tool`` are ``todos`` (objects with ``id`` and ``status``) and ``merge`` (update by id instead of
     replacing). ``completed`` and ``cancelled`` items are closed.
@@ -97,13 +97,13 @@ def _updated(items: dict[str, str], arguments: Mapping[str, object]) -> dict[str
 
 
 def _may_name(word: str, path: str) -> bool:
-    """Whether a word of a command may be ``path``, as a pattern and from another folder too."""
+    """Return whether a word of a command may name ``path``, also as a pattern or relative to another folder."""
     pattern = word.strip("'\";").removeprefix("./")
     return fnmatch(path, pattern) or fnmatch(path, f"*/{pattern}")
 
 
 def _path(event: ToolEvent, task: Task) -> str:
-    """The file that a call names, relative to the workspace; empty for none."""
+    """Return the path argument of a call, relative to the workspace; empty if there is none."""
     path = (event.arguments or {}).get("path")
     try:
         return confine(path, task.info.workdir) if isinstance(path, str) else ""

@@ -1,1 +1,1 @@
-"""``woodshed evaluate``: policies side by side on suites; resumable, within budgets, graded again without agents."""
+"""``woodshed evaluate``: compare policies on suites; resumable, within budgets, with regrading of stored episodes."""

@@ -1,4 +1,4 @@
-"""The arena of each contestant: a policy server of ours for a checkpoint, or the server behind a URL as it is."""
+"""The arena of each contestant: our own policy server for a checkpoint, or the external server behind a URL."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ from .policies import Contestant, EvaluationError
 
 T = TypeVar("T")
 Server = tuple[RunDirectory, Supervisor]
-"""Folder of a policy server (``server/address.json``, its log), and what watches it."""
+"""Folder of a policy server (``server/address.json``, its log), and its supervisor."""
 
 
 def hash_of(contestant: Contestant) -> str:
-    """Harness hash that the contestant's trajectories will have. Fetches what a program needs in its box."""
+    """Return the harness hash that the contestant's trajectories will have. Fetches the packages of an external program
+    if needed."""
     harness = contestant.recipe.harness
     if harness.program is None:
         return harness_hash(harness)
@@ -39,9 +40,9 @@ def hash_of(contestant: Contestant) -> str:
 
 @contextmanager
 def server_of(contestant: Contestant) -> Iterator[Server | None]:
-    """The policy server of a checkpoint, None for a URL. Raises ProgramFailed.
+    """Start the policy server of a checkpoint; yield it, or None for a URL. Raises ProgramFailed.
 
-    Enter it in the main thread: the server ends with the thread that started it.
+    Enter this in the main thread: the server ends with the thread that started it.
     """
     if contestant.folder is None:
         yield None
@@ -52,7 +53,7 @@ def server_of(contestant: Contestant) -> Iterator[Server | None]:
 
 @asynccontextmanager
 async def arena_of(contestant: Contestant, server: Server | None, grading: GradingSettings) -> AsyncIterator[Arena]:
-    """An arena on ``server``, or on the contestant's URL. Raises EvaluationError if that does not answer."""
+    """Yield an arena on ``server``, or on the contestant's URL. Raises EvaluationError if the URL does not answer."""
     if server is not None:
         async with open_arena(contestant.recipe, server[0], grading=grading, training=False) as arena:
             yield arena
@@ -96,7 +97,7 @@ async def _endpoint_arena(contestant: Contestant, grading: GradingSettings) -> A
 
 
 async def watched(work: Coroutine[Any, Any, T], server: Server | None) -> T:
-    """Run ``work`` while the supervisor of the server starts again what dies.
+    """Run ``work`` while the supervisor of the server restarts programs that die; return its result.
 
     Raises ProgramFailed if the server does not come back.
     """

@@ -1,5 +1,5 @@
-"""``woodshed evaluate --judge``: a model reads every stored episode, each question asked once for each reading; answers
-lie in ``aspects.jsonl``."""
+"""``woodshed evaluate --judge``: a model answers questions (aspects) about every stored episode, each in several
+independent readings; answers are stored in ``aspects.jsonl``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .results import read_axes, stored_rows
 
 
 def judge_server(judge: str, key_env: str) -> tuple[str, str, str]:
-    """(base URL, key, model) of ``URL#MODEL``. Raises EvaluationError."""
+    """Return (base URL, key, model) of ``URL#MODEL``. Raises EvaluationError."""
     address, _, model = judge.partition("#")
     if not (urlsplit(address).hostname and model):
         raise EvaluationError(f"--judge {judge}: write http://HOST:PORT/v1#MODEL")
@@ -47,7 +47,7 @@ async def ask_judge(
     *,
     jobs: int,
 ) -> None:
-    """Ask what is not answered yet; questions that failed are asked again by the next start."""
+    """Ask the questions that have no answer yet; questions that failed are asked again at the next start."""
     lines, submissions = JsonLines(folder.aspects), SubmissionStore(folder.submissions)
     known = {(row["id"], row["aspect"], row["reading"]) for row in _rows(folder, judge) if row["yes"] is not None}
     tasks: dict[str, Task] = {}
@@ -80,7 +80,7 @@ async def ask_judge(
 
 
 def episode_values(folder: EvaluationFolder, judge: str) -> dict[str, dict[str, float | None]]:
-    """Values by episode and axis; of a judge's aspects (``judge.intent`` ...) the share of answers that are yes."""
+    """Return values by episode and axis; the value of a judge's aspect (``judge.intent``, ...) is the share of yes."""
     found = {id: dict(values) for id, values in read_axes(folder).items()}
     answers, _ = answers_of(_rows(folder, judge))
     for aspect, by_id in answers.items():
@@ -90,7 +90,7 @@ def episode_values(folder: EvaluationFolder, judge: str) -> dict[str, dict[str, 
 
 
 def agreements(folder: EvaluationFolder, judge: str) -> dict[str, dict[str, Any]]:
-    """How far the judge agrees with itself and with the rules, by aspect."""
+    """Return the agreement of the judge with itself and with the rules, by aspect."""
     answers, failed = answers_of(_rows(folder, judge))
     axes = read_axes(folder)
     aspects = [aspect for aspect in ASPECTS if aspect in answers or aspect in failed]
@@ -100,6 +100,6 @@ def agreements(folder: EvaluationFolder, judge: str) -> dict[str, dict[str, Any]
 
 
 def _rows(folder: EvaluationFolder, judge: str) -> list[dict[str, Any]]:
-    """The last row of each question to this judge."""
+    """Return the last row of each question to this judge."""
     rows = [row for row in read_jsonl(folder.aspects) if row["judge"] == judge]
     return list({(row["id"], row["aspect"], row["reading"]): row for row in rows}.values())

@@ -1,4 +1,4 @@
-"""What an evaluation may use up. Policies get equal shares, so that the last one is evaluated too."""
+"""Budgets of an evaluation. Policies get equal shares, so that the last one is evaluated too."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from woodshed.record.trajectory import Trajectory
 
 
 class CountingStore(TrajectoryStore):
-    """A store that knows how many tokens its evaluation episodes took: sampled, and of context (each once)."""
+    """A store that counts the tokens of its evaluation episodes: sampled and context tokens, each once."""
 
     tokens = 0
 
     def count_stored(self) -> None:
-        """Count what earlier starts stored."""
+        """Count the tokens of the episodes that earlier starts stored."""
         self.tokens = sum(_tokens(row["effort"]) for row in self.rows("source = 'eval'"))
 
     def add(self, trajectory: Trajectory) -> bool:
@@ -31,23 +31,24 @@ def _tokens(effort: dict[str, int]) -> int:
 
 @dataclass
 class Budget:
-    """``max_tokens`` of the whole evaluation and ``max_minutes`` of this start; None: no limit.
+    """Limits ``max_tokens`` for the whole evaluation and ``max_minutes`` for this start; None: no limit.
 
-    An episode that runs is always finished, so the tokens of up to ``jobs`` episodes may come on top.
+    A running episode is always finished, so the limit may be exceeded by the tokens of up to ``jobs`` episodes.
     """
 
     store: CountingStore
     max_tokens: int | None = None
     max_minutes: float | None = None
     spent: list[str] = field(default_factory=list)
-    """Which budgets ended which part, in words."""
+    """Messages about parts that a budget ended."""
     _started: float = field(default_factory=time.monotonic)
     _tokens_until: float | None = None
     _until: float | None = None
     _part: str = ""
 
     def begin(self, part: str, left: int) -> None:
-        """Begin the part called ``part``; ``left`` parts have to share what is left, this one included."""
+        """Begin the part called ``part``. It gets 1 / ``left`` of the rest of each budget: ``left`` parts remain,
+        including this one."""
         self._part = part
         if self.max_tokens is not None:
             self._tokens_until = self.store.tokens + max(0, self.max_tokens - self.store.tokens) / left
@@ -56,7 +57,7 @@ class Budget:
             self._until = now + max(0.0, self._started + 60 * self.max_minutes - now) / left
 
     def may_start(self) -> bool:
-        """Whether a further episode may begin."""
+        """Return whether a further episode may begin; if not, add a message to ``spent``."""
         over = ""
         if self._tokens_until is not None and self.store.tokens >= self._tokens_until:
             over = f"{self._part}: its share of --max-tokens-total {self.max_tokens} is used up"

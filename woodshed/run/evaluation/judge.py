@@ -1,5 +1,5 @@
-"""What is decided about stored episodes, each once: whether they cheated (a line of ``cheats.jsonl``), and their values
-on the axes beside correctness (``axes.jsonl``)."""
+"""Verdicts on stored episodes, each made once: whether an episode cheated (a line of ``cheats.jsonl``), and its values
+on the axes other than correctness (``axes.jsonl``)."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ async def judge_episodes(
     *,
     jobs: int,
 ) -> None:
-    """Judge the stored episodes without a verdict. ``suites``: by the name of their evaluation in the store.
+    """Judge the stored episodes that have no verdict yet. ``suites``: by the name of their evaluation in the store.
 
-    Raises SandboxError if the sandbox fails; the next start judges what is open.
+    Raises SandboxError if the sandbox fails; the next start judges the rest.
     """
     verdicts = JsonLines(folder.verdicts)
     known = {row["id"] for row in verdicts.rows()}
@@ -79,8 +79,8 @@ def measure_axes(
     *,
     jobs: int,
 ) -> None:
-    """Measure the episodes that lack a value of an axis, or were graded otherwise since. Raises ValueError that names
-    the axis of the user's own that failed."""
+    """Measure the episodes that lack a value of an axis, or whose outcome a regrade has changed. Raises ValueError,
+    naming the axis, if a user-defined axis fails."""
     lines, regraded = JsonLines(folder.axes), read_regraded(folder)
     known = {row["id"]: row for row in lines.rows()}
     names = {axis.name for axis in axes}

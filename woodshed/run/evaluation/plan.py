@@ -1,4 +1,4 @@
-"""What an evaluation is, and the folder that holds exactly one of them."""
+"""The settings of an evaluation, and the folder that holds exactly one evaluation."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class Wishes:
-    """What the command line asks for. ``development``: share of the tasks ('0.2') or a suite; needed by several
-    ``temperatures``. ``limit``: tasks of each suite, 0 for all. Budgets are None without one: ``max_tokens`` counts all
-    tokens of the evaluation, ``max_minutes`` this start of the command. ``opened``: hosts that the boxes of a second
-    arm of every policy reach."""
+    """Options of the command line. ``development``: share of the tasks ('0.2') or a suite, needed if there are several
+    ``temperatures``. ``limit``: number of tasks of each suite, 0 for all. ``max_tokens``: budget of tokens for the
+    whole evaluation, ``max_minutes``: budget of time for this start of the command; None: no budget. ``opened``: hosts
+    that the boxes of a second arm of every policy can reach."""
 
     out: Path
     policies: tuple[str, ...]
@@ -90,7 +90,7 @@ class EvaluationFolder:
 
     @property
     def temperatures(self) -> Path:
-        """The temperature of each policy, once it is chosen."""
+        """File with the temperature of each policy, once it is chosen."""
         return self.root / "temperatures.json"
 
     @property
@@ -107,8 +107,8 @@ class EvaluationFolder:
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
-        """Create and lock the folder. Raises EvaluationError if that cannot be (it is in use, or holds other
-        things), and in place of whatever a full disk caused within."""
+        """Create and lock the folder. Raises EvaluationError if that fails (it is in use, or holds other things), and
+        in place of any error that a full disk causes in the body."""
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             strange = [p.name for p in self.root.iterdir() if not p.name.startswith(".") and p.name not in _OURS]
@@ -124,7 +124,7 @@ class EvaluationFolder:
                 yield
         except EvaluationError:
             raise
-        except Exception as error:  # a full disk has many names, that of the database among them
+        except Exception as error:  # a full disk raises many types of errors, also of the database
             if problem := disk_problem(self.root, str(error)):
                 raise EvaluationError(problem) from None
             if isinstance(error, OSError):
@@ -133,20 +133,20 @@ class EvaluationFolder:
 
 
 _OURS = ("suites", "trajectories", "submissions", "held_out.key")
-"""What may lie in a folder whose evaluation was killed before it was settled."""
+"""Names that a folder may hold if its evaluation was killed before ``settle``."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """Tasks that are evaluated, and those on which temperatures are chosen."""
+    """Suites that are evaluated, and those on which temperatures are chosen."""
 
     suites: tuple[Suite, ...]
     development: tuple[Suite, ...]
 
 
 def split_tasks(suites: Sequence[Suite], wishes: Wishes, development: Sequence[Suite]) -> Split:
-    """Set development tasks apart and apply ``--limit``, both by digest of the name. ``development``: loaded suites of
-    ``--development``, none where it is a share. Raises EvaluationError."""
+    """Set development tasks apart and apply ``--limit``, both in the order of ``draw_by_digest``. ``development``: the
+    loaded suites of ``--development``, empty if it is a share. Raises EvaluationError."""
     share = development_share(wishes)
     evaluated, dev = [], list(development)
     for suite in suites:
@@ -171,7 +171,7 @@ def split_tasks(suites: Sequence[Suite], wishes: Wishes, development: Sequence[S
 
 
 def development_share(wishes: Wishes) -> float:
-    """The share that ``--development`` gives, 0 where it names a suite or nothing. Raises EvaluationError."""
+    """Return the share that ``--development`` gives, 0 if it names a suite or nothing. Raises EvaluationError."""
     try:
         share = float(wishes.development)
     except ValueError:
@@ -182,7 +182,7 @@ def development_share(wishes: Wishes) -> float:
 
 
 def check_wishes(wishes: Wishes) -> None:
-    """Raise EvaluationError for what can be told from the command line alone."""
+    """Raise EvaluationError for mistakes that are visible from the command line alone."""
     if len(wishes.temperatures) > 1 and not wishes.development:
         raise EvaluationError(
             "--temperature gives several: say with --development on which tasks each policy's is chosen, a share such "
@@ -202,7 +202,8 @@ def check_wishes(wishes: Wishes) -> None:
 def settings_of(
     wishes: Wishes, contestants: Sequence[Contestant], hashes: Mapping[str, str], split: Split
 ) -> dict[str, Any]:
-    """Everything that decides the results. Jobs, budgets, baseline and prices may change from start to start."""
+    """Return everything that determines the results. Jobs, budgets, baseline and prices are not part of it: they may
+    change from start to start."""
     return {
         "format": _FORMAT,
         "policies": {
@@ -256,7 +257,7 @@ def settle(folder: EvaluationFolder, settings: dict[str, Any]) -> None:
 
 
 def read_settings(folder: EvaluationFolder) -> dict[str, Any] | None:
-    """The settings of the evaluation in a folder, or None. Raises EvaluationError if the file is damaged."""
+    """Return the settings of the evaluation in a folder, or None. Raises EvaluationError if the file is damaged."""
     try:
         found = json.loads(folder.settings.read_text("utf-8"))
     except FileNotFoundError:
@@ -269,7 +270,7 @@ def read_settings(folder: EvaluationFolder) -> dict[str, Any] | None:
 
 
 def _comparable(value: Any) -> Any:
-    """Without places on this machine: the same tasks may lie elsewhere."""
+    """Return ``value`` without paths on this machine: the same tasks may be stored elsewhere."""
     if isinstance(value, dict):
         return {key: _comparable(each) for key, each in value.items() if key not in ("path", "source")}
     return value

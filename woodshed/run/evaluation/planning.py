@@ -1,4 +1,5 @@
-"""``woodshed evaluate plan``: tasks and samples for a wanted difference, from assumptions or an earlier evaluation."""
+"""``woodshed evaluate plan``: number of tasks and samples needed to detect a difference, from assumptions or an earlier
+evaluation."""
 
 from __future__ import annotations
 
@@ -19,8 +20,9 @@ SAMPLES = (1, 2, 4, 8, 16)
 
 @dataclass(frozen=True)
 class PlannedRow:
-    """``tasks`` with ``samples`` each show the wanted difference. ``noise_floor``: standard deviation of the difference
-    between two evaluations of one policy on that many tasks. ``detectable``: what the tasks that there are can show."""
+    """``tasks`` with ``samples`` each suffice to detect the wanted difference. ``noise_floor``: standard deviation of
+    the difference between two evaluations of one policy on that many tasks. ``detectable``: smallest difference that
+    the available tasks can show, None if their number was not given."""
 
     samples: int
     tasks: int
@@ -31,7 +33,7 @@ class PlannedRow:
 
 @dataclass(frozen=True)
 class SamplePlan:
-    """A table of ``rows``; ``origin`` says where the variances come from."""
+    """A table of ``rows``; ``origin``: where the variances come from."""
 
     difference: float
     power: float
@@ -43,7 +45,7 @@ class SamplePlan:
         return asdict(self)
 
     def text(self) -> str:
-        """Two sentences below the table."""
+        """Return the text below the table."""
         cheapest = min(self.rows, key=lambda row: row.episodes)
         return (
             f"To see {self.difference:+g} in pass@1 with probability {self.power:g} (95 % interval), {self.origin}: "
@@ -56,7 +58,8 @@ class SamplePlan:
 def spread_from(
     folder: Path | None, *, rate: float, task_sd: float, difference: float, difference_sd: float
 ) -> tuple[Spread, str]:
-    """(variance components, where they come from). Raises EvaluationError, ValueError."""
+    """Return (variance components, their origin in words), from the evaluation in ``folder`` or, if it is None, from
+    the assumptions. Raises EvaluationError, ValueError."""
     if folder is None:
         spread = assumed_spread(rate, task_sd, difference, difference_sd)
         return spread, f"assuming pass@1 {rate:g} and the standard deviations {task_sd:g} and {difference_sd:g}"
@@ -68,7 +71,8 @@ def spread_from(
 
 
 def measured(results: Mapping[str, Any], where: str) -> tuple[Spread, str]:
-    """Components averaged over all pairs of policies of an evaluation; of a single one, of it with itself."""
+    """Return variance components averaged over all pairs of policies of an evaluation (if there is only one policy, of
+    it with itself), and their origin in words. Raises EvaluationError."""
     names = [policy["name"] for policy in results["policies"]]
     tasks = [by for suite in results["tasks"].values() for by in suite.values()]
     samples = {name: {i: _samples(by[name]) for i, by in enumerate(tasks) if name in by} for name in names}
@@ -77,7 +81,7 @@ def measured(results: Mapping[str, Any], where: str) -> tuple[Spread, str]:
     try:
         for one, other in pairs:
             both = sorted(samples[one].keys() & samples[other].keys())
-            if one == other:  # a policy differs from itself by sampling alone
+            if one == other:  # a policy differs from itself only by sampling
                 alone = measured_spread([samples[one][i] for i in both], [samples[other][i] for i in both])
                 found.append(Spread(0.0, alone.within))
             else:
@@ -90,7 +94,8 @@ def measured(results: Mapping[str, Any], where: str) -> tuple[Spread, str]:
 
 
 def make_plan(source: tuple[Spread, str], *, difference: float, power: float, tasks: int = 0) -> SamplePlan:
-    """Plan for each number of ``SAMPLES``. Raises ValueError for a difference of 0 or an impossible power."""
+    """Make a plan with one row for each number in ``SAMPLES``. ``source``: result of ``spread_from``; ``tasks``: number
+    of available tasks, 0 if unknown. Raises ValueError for a difference of 0 or an impossible power."""
     spread, origin = source
     rows = []
     for samples in SAMPLES:

@@ -1,4 +1,4 @@
-"""What ``woodshed evaluate`` compares: a checkpoint folder, a policy of a run, or a model behind a URL."""
+"""The policies that ``woodshed evaluate`` compares: checkpoint folders, policies of runs, models behind URLs."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ class EvaluationError(Exception):
 class Contestant:
     """One policy to evaluate, in the harness and boxes of ``recipe``.
 
-    ``folder``: its checkpoint; None for a model behind ``url``, which is then called ``model``. ``digest``: of whatever
-    decides its samples, as far as it can be known (of a URL, only the address and the name). ``strict``: name of the
-    same policy in boxes without a network, where those of this one have it; their hosts are in ``recipe``.
+    ``folder``: its checkpoint; None for a model behind ``url``, whose name there is ``model``. ``digest``: digest of
+    everything that determines its samples, as far as that is known (for a URL, only the address and the model name).
+    ``strict``: for a contestant whose boxes have a network, name of the same policy in boxes without one; the reachable
+    hosts are in ``recipe``.
     """
 
     name: str
@@ -57,12 +58,13 @@ def resolve_policies(
     opened: Sequence[str] = (),
 ) -> list[Contestant]:
     """Resolve each ``[NAME=]SOURCE``. A source is a Hugging Face folder, a run directory (``RUN`` for its final policy,
-    ``RUN:sft`` for that of a stage) or ``http(s)://HOST[/v1][#MODEL]``.
+    ``RUN:sft`` for that of a stage) or ``http(s)://HOST[/v1][#MODEL]``. Raises EvaluationError.
 
-    ``agents``: ``[NAME=]AGENT``, the recipe whose harness and boxes the policy of that name gets, or all others without
-    a name; or ``program:COMMAND``. Without one a checkpoint that lies in a run has those of that run, a URL the
-    defaults. Boxes have no network, whatever a recipe allows. With ``opened``, hosts, every policy is there once more,
-    as ``NAME:open``, in boxes that reach these. Raises EvaluationError.
+    ``agents``: ``[NAME=]AGENT``, where AGENT is a recipe whose harness and boxes are used for the policy NAME (without
+    NAME: for all policies not named), or ``program:COMMAND``. Without an agent, a checkpoint in a run directory gets
+    harness and boxes of that run, and a URL gets the defaults. ``key_env``: environment variable with the key of the
+    URLs. Boxes have no network, whatever the recipe allows. ``opened``: hosts; if given, every policy is added a second
+    time, as ``NAME:open``, in boxes that can reach these hosts.
     """
     recipes: dict[str, Recipe] = {}
     for given in agents:
@@ -123,8 +125,8 @@ def _agent_recipe(agent: str, overrides: Sequence[str]) -> Recipe:
 
 
 def _default_recipe(overrides: Sequence[str]) -> Recipe:
-    # Demonstrations are of training (without them a program is a possible agent), and the format compact is of our own
-    # tiny policies.
+    # No demonstrations: a recipe with them does not accept a program as agent. Not the format compact: it is only for
+    # our own tiny policies.
     table: dict[str, Any] = {
         "name": _DEFAULTS,
         "policy": {"format": "hermes"},
@@ -161,7 +163,7 @@ def _checkpoint(name: str, source: str, shared: Recipe | None, overrides: Sequen
     try:
         if own.exists():
             of_run = load_recipe(own, overrides if shared is None else ())
-            # How the policy is served stays that of its run; harness, boxes and grading are those of the agent.
+            # The policy is served as in its run; harness, boxes and grading come from the agent's recipe.
             kept = {"policy": of_run.policy, "engine": of_run.engine}
             recipe = of_run if shared is None else shared.model_copy(update=kept)
     except RecipeError as error:
@@ -175,7 +177,7 @@ def _checkpoint(name: str, source: str, shared: Recipe | None, overrides: Sequen
 
 
 def _folder(source: str) -> tuple[Path, str]:
-    """(checkpoint folder, short name). Raises EvaluationError."""
+    """Return (checkpoint folder, short name). Raises EvaluationError."""
     path, stage = Path(source).expanduser(), "final"
     if not path.exists() and ":" in source:
         head, _, stage = source.rpartition(":")

@@ -1,5 +1,5 @@
-"""``woodshed evaluate regrade``: grade and judge stored submissions again, with the tasks as they are now; no agent
-runs."""
+"""``woodshed evaluate regrade``: grade and judge stored submissions again, with the current version of the tasks and
+without running an agent."""
 
 from __future__ import annotations
 
@@ -46,8 +46,9 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class Regraded:
-    """``graded`` episodes got an outcome; ``changed``: ids of those whose ``resolved`` differs from the first grading.
-    ``left_out``: id -> why it could not be graded again."""
+    """Result of a regrade. ``graded``: number of episodes that got an outcome; ``changed``: ids of those whose
+    ``resolved`` differs from the first grading; ``left_out``: reason by id for episodes that could not be graded
+    again."""
 
     graded: int
     changed: tuple[str, ...]
@@ -63,9 +64,9 @@ class _Item:
 
 
 def regrade(root: Path, progress: Progress, *, jobs: int, backend: str = "namespace") -> Regraded:
-    """Grade every finished episode of an evaluation again and note the outcomes beside the first ones.
+    """Grade every finished episode of an evaluation again; the outcomes are stored in addition to the first ones.
 
-    The results are written again and count the newest outcomes. Raises EvaluationError.
+    The results are written again, from the newest outcomes. Raises EvaluationError.
     """
     folder = EvaluationFolder(root.absolute())
     settings = read_settings(folder)
@@ -101,7 +102,7 @@ def _items(folder: EvaluationFolder, settings: dict[str, Any], store: Trajectory
 
 
 def load_tasks(settings: dict[str, Any]) -> list[Suite]:
-    """The evaluated tasks from where they lay. Raises TaskError if one is gone or damaged."""
+    """Load the evaluated tasks from their recorded paths. Raises TaskError if one is missing or damaged."""
     return [
         Suite(name, about["source"], tuple(Task.load(each["path"]) for each in about["tasks"].values()))
         for name, about in settings["suites"].items()
@@ -109,7 +110,7 @@ def load_tasks(settings: dict[str, Any]) -> list[Suite]:
 
 
 def _rewrite(folder: EvaluationFolder, settings: dict[str, Any], store: TrajectoryStore) -> None:
-    """``results.json`` with the new outcomes; baseline, prices and notes are those of the last evaluation."""
+    """Rewrite ``results.json`` with the new outcomes; baseline, prices and notes stay those of the last evaluation."""
     before = json.loads(folder.results.read_text("utf-8")) if folder.results.exists() else {}
     suites = load_tasks(settings)
     prices = {name: Price(*amounts) for name, amounts in before.get("prices", {}).items()}

@@ -1,4 +1,4 @@
-"""From stored episodes to ``results.json``: nothing here runs or grades anything."""
+"""Compute ``results.json`` from stored episodes; nothing is run or graded here."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ FORMAT = "woodshed-evaluation-1"
 
 
 def label(task: Task) -> str:
-    """A task in the groups of the store: as it is now, so that a changed one gets new episodes."""
+    """Return the label of a task in the groups of the store. It contains the task's digest, so that a changed task gets
+    new episodes."""
     return _label(task.name, task.digest)
 
 
@@ -45,16 +46,17 @@ def _label(name: str, digest: str) -> str:
 
 
 def evaluation_name(number: int, suite: str) -> str:
-    """Name of the evaluation of policy ``number`` on a suite in the store."""
+    """Return the name, in the store, of the evaluation of policy ``number`` on a suite."""
     return f"p{number:02d}-{suite}"
 
 
 def stored_rows(
     settings: Mapping[str, Any], store: TrajectoryStore, number: int, suites: Sequence[Suite]
 ) -> Iterator[tuple[Mapping[str, Any], Suite, Task]]:
-    """(row in the store, suite, task) of all episodes of policy ``number``, without those on development tasks.
+    """Yield (row in the store, suite, task) of all episodes of policy ``number``, except on development tasks.
 
-    Episodes lie under the digest that their task had then; a task that was corrected since keeps them.
+    Episodes are stored under the digest that their task had at evaluation, so a task that was corrected since then
+    keeps them.
     """
     for suite in suites:
         name = evaluation_name(number, suite.name)
@@ -98,19 +100,19 @@ def _episode(
 
 
 def read_regraded(folder: EvaluationFolder) -> dict[str, dict[str, Any]]:
-    """Outcome by episode id of the last ``regrade``; empty if there was none."""
+    """Return the outcomes of the last ``regrade`` by episode id; empty if there was none."""
     rows = read_jsonl(folder.regraded)
     return dict(rows[-1]["outcomes"]) if rows else {}
 
 
 def last_regrade(folder: EvaluationFolder) -> str:
-    """When the outcomes that count were graded again; '' if never."""
+    """Return the time of the last regrade; '' if there was none."""
     rows = read_jsonl(folder.regraded)
     return str(rows[-1]["when"]) if rows else ""
 
 
 def prices_of(given: Sequence[str], names: Sequence[str]) -> dict[str, Price]:
-    """Prices by policy from ``NAME=CONTEXT/SAMPLED`` (dollars per million tokens). Raises EvaluationError."""
+    """Parse prices ``NAME=CONTEXT/SAMPLED`` (dollars per million tokens), by policy. Raises EvaluationError."""
     found = {}
     for text in given:
         name, _, amounts = text.rpartition("=")
@@ -134,7 +136,7 @@ def collect_policies(
     prices: Mapping[str, Price],
     values: Mapping[str, Mapping[str, float | None]],
 ) -> list[PolicyEpisodes]:
-    """Every policy of the evaluation with what is stored of it. ``values``: by episode and axis."""
+    """Return every policy of the evaluation with its stored episodes. ``values``: by episode and axis."""
     planned = settings["samples"] * sum(len(suite.tasks) for suite in suites)
     choices, regraded = read_choices(folder), read_regraded(folder)
     verdicts = {row["id"]: tuple(row["reasons"]) for row in read_jsonl(folder.verdicts)}
@@ -169,16 +171,16 @@ def collect_policies(
 
 
 def read_axes(folder: EvaluationFolder) -> dict[str, dict[str, float | None]]:
-    """Values by episode id and axis, as last measured."""
+    """Return the last measured values by episode id and axis."""
     return {row["id"]: row["values"] for row in read_jsonl(folder.axes)}
 
 
 Choice = tuple[float, dict[float, float]]
-"""The temperature of a policy, and the development score of each that was tried."""
+"""Temperature of a policy, and the development score of each temperature that was tried."""
 
 
 def read_choices(folder: EvaluationFolder) -> dict[str, Choice]:
-    """The settled choice of each policy by its name."""
+    """Return the stored temperature choice of each policy, by name."""
     try:
         known = json.loads(folder.temperatures.read_text("utf-8"))
     except FileNotFoundError:
@@ -191,7 +193,7 @@ def read_choices(folder: EvaluationFolder) -> dict[str, Choice]:
 
 
 def note_choice(folder: EvaluationFolder, name: str, choice: Choice) -> None:
-    """Settle on a temperature, so that it never changes."""
+    """Store the temperature choice of a policy, so that it never changes."""
     known = {**read_choices(folder), name: choice}
     rows = {
         n: {"temperature": t, "tried": {f"{at:g}": v for at, v in tried.items()}} for n, (t, tried) in known.items()
@@ -211,8 +213,8 @@ def compute_results(
     judge: str = "",
     agreements: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """Everything that table, page and file show. JSON without nan. ``agreements``: of ``judge``, by aspect. What is
-    compared with what says ``evaluate/pairs.py``."""
+    """Return everything that table, page and file show, as JSON without nan. ``agreements``: of ``judge``, by aspect.
+    ``evaluate/pairs.py`` decides which policies are compared."""
     seed = int(settings["seed"])
     scores = {policy.name: score(policy, seed=seed) for policy in policies}
     compared = [
@@ -270,7 +272,7 @@ def _policy(policy: PolicyEpisodes, total: Score, suites: Sequence[Suite], seed:
 
 
 def _by_task(policies: Sequence[PolicyEpisodes]) -> dict[str, dict[str, dict[str, list[int]]]]:
-    """suite -> task -> policy -> [solved, samples]."""
+    """Return [solved, samples] by suite, task and policy."""
     found: dict[str, dict[str, dict[str, list[int]]]] = defaultdict(lambda: defaultdict(dict))
     for policy in policies:
         for (suite, task), passed in policy.samples().items():
@@ -279,7 +281,7 @@ def _by_task(policies: Sequence[PolicyEpisodes]) -> dict[str, dict[str, dict[str
 
 
 def without_nan(value: Any) -> Any:
-    """``value`` with None for every nan and infinity, which JSON does not have."""
+    """Return ``value`` with None for every nan and infinity, which JSON does not support."""
     if isinstance(value, dict):
         return {key: without_nan(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

@@ -1,6 +1,6 @@
-"""``woodshed evaluate``: every policy on every suite, each finished episode stored once, then the results.
+"""``woodshed evaluate``: run every policy on every suite, store each finished episode once, then compute the results.
 
-One policy after the other, because each has a server of its own; the episodes of one run ``jobs`` at a time.
+Policies run one after the other, because each needs its own server; episodes of a policy run ``jobs`` at a time.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class Work:
-    """What all parts of an evaluation share."""
+    """State that all parts of an evaluation share."""
 
     wishes: Wishes
     folder: EvaluationFolder
@@ -74,7 +74,7 @@ class Work:
 
 
 def evaluate_policies(wishes: Wishes, progress: Progress) -> dict[str, Any]:
-    """Run what is missing and write the results, which come back. Killed at any moment, the same call goes on.
+    """Run the missing episodes, write the results and return them. If killed, the same call continues where it was.
 
     Raises EvaluationError, which says what to do.
     """
@@ -148,7 +148,7 @@ def evaluate_policies(wishes: Wishes, progress: Progress) -> dict[str, Any]:
 
 
 def _measure(work: Work, settings: Mapping[str, Any], axes: Sequence[Axis], judge: tuple[str, str, str] | None) -> None:
-    """What is measured beside correctness, once all episodes are there."""
+    """Measure the axes other than correctness and ask the judge, once all episodes are stored."""
     parts = (work.folder, settings, work.store, work.split.suites)
     measure_axes(*parts, axes, work.progress, jobs=work.wishes.jobs)
     if judge is not None:
@@ -158,7 +158,7 @@ def _measure(work: Work, settings: Mapping[str, Any], axes: Sequence[Axis], judg
 async def _load(
     wishes: Wishes, folder: EvaluationFolder, first: Contestant, progress: Progress
 ) -> tuple[list[Suite], list[Suite]]:
-    """The suites, and those of ``--development`` where it names one."""
+    """Load the suites, and those of ``--development`` if it names one. Raises EvaluationError without a sandbox."""
     backend = backend_of(first.recipe.sandbox)
     try:
         if not (probe := backend.probe()).ok:
@@ -175,14 +175,14 @@ async def _load(
             development = await load_suites([wishes.development], aside)
         for suite in (*suites, *development):
             for task in suite.tasks:
-                box_spec(task, layers)  # a missing layer is said before anything runs
+                box_spec(task, layers)  # report a missing layer before anything runs
         return suites, development
     finally:
         await backend.close()
 
 
 def _run_policy(work: Work, number: int, contestant: Contestant) -> None:
-    """Run what is missing of one policy, and judge its episodes."""
+    """Run the missing episodes of one policy, and judge all its episodes."""
     grading = with_key(contestant.recipe.grading, work.folder.root)
     settled = contestant.name in read_choices(work.folder)
     if settled and not any(_missing(work, _name(number, suite), suite.tasks) for suite in work.split.suites):
@@ -200,7 +200,7 @@ def _run_policy(work: Work, number: int, contestant: Contestant) -> None:
 
 
 async def _episodes(work: Work, number: int, contestant: Contestant, arena: Arena) -> None:
-    """Choose the temperature, run the suites at it, judge the episodes."""
+    """Choose the temperature, run the suites at this temperature, and judge the episodes."""
     choice = read_choices(work.folder).get(contestant.name) or await _choose(work, number, contestant, arena)
     if choice is not None:
         at = replace(arena, temperature=choice[0])
@@ -210,7 +210,8 @@ async def _episodes(work: Work, number: int, contestant: Contestant, arena: Aren
 
 
 async def _choose(work: Work, number: int, contestant: Contestant, arena: Arena) -> Choice | None:
-    """Choose on the development tasks and note the choice. None where a budget ended that: nothing is chosen then."""
+    """Choose the temperature on the development tasks and store it. None, with nothing stored, if a budget was spent
+    before the end."""
 
     async def on_development(at: float) -> float:
         tried_at = replace(arena, temperature=at)
@@ -252,7 +253,8 @@ def _missing(work: Work, name: str, tasks: Sequence[Task]) -> bool:
 
 
 async def _judge_stored(work: Work, number: int, contestant: Contestant) -> None:
-    """Judge what a kill left open, where every episode is stored and no server is needed."""
+    """Judge the episodes that a killed process left without a verdict, if all are stored, so that no server is
+    needed."""
     backend = backend_of(contestant.recipe.sandbox)
     try:
         await _judge(work, number, backend, layer_store())

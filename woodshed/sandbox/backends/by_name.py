@@ -15,7 +15,7 @@ _METHODS = ("probe", "create", "fork", "drop", "close")
 
 
 def installed_names() -> tuple[str, ...]:
-    """Return the backends worth probing unasked: ``microvm`` is optional and needs QEMU to be installed."""
+    """Return the backends to probe by default; ``microvm`` is optional and included only if QEMU is installed."""
     from woodshed.sandbox.backends.microvm.qemu import is_installed
 
     return tuple(name for name in NAMES if name != "microvm" or is_installed())
@@ -29,7 +29,7 @@ def open_backend(
     egress_log: Path | None = None,
     cgroups: bool = True,
 ) -> Backend:
-    """Open the backend of a name or reference; nothing is started before its first box. Raises Unsupported."""
+    """Open a backend by name or reference; it starts nothing before its first box. Raises Unsupported."""
     if name == "namespace":
         from woodshed.sandbox.backends.namespace.backend import NamespaceBackend
 
@@ -54,7 +54,7 @@ def open_backend(
 
 
 def load_backend(reference: str) -> type:
-    """Return the class of a reference, checked to be a backend that ``open_backend`` can make. Raises ValueError."""
+    """Load the class of a reference. Raises ValueError unless it is a backend that ``open_backend`` can create."""
     from woodshed.record.settings import is_reference, load_reference  # not in helper processes: they have no pydantic
 
     if not is_reference(reference):
@@ -89,5 +89,5 @@ def check_name(name: str) -> None:
 
 
 def box_name(name: str) -> str:
-    """Return what a backend calls itself (``Backend.name``), as box servers report it. Raises ValueError."""
+    """Return ``Backend.name`` of a backend, which box servers report. Raises ValueError."""
     return name if name in NAMES else str(load_backend(name).name)  # type: ignore[attr-defined]

@@ -23,14 +23,14 @@ from .turns import Turns, make_turns, wanting_to_run
 _TICK = 0.25
 _MAX_REPLY = 128 << 20
 _FULL = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
-"""Errors of starting a command in a box that is full of its own processes."""
+"""Errnos with which a command fails to start in a box that is full of its own processes."""
 
 
 class Agent:
     """Serves the requests of one box.
 
     ``control``, ``upper``: descriptors of the host's socket and of the writable mount. ``events``: descriptor of the
-    file that counts what the kernel killed because the box's control group was full.
+    file that counts the processes killed because the box's control group was full.
     """
 
     def __init__(self, control: int, upper: int, spec: dict[str, Any], events: int | None) -> None:
@@ -95,9 +95,9 @@ class Agent:
             self._reply({"id": number, "errno": errno.EINVAL, "message": str(error) or type(error).__name__})
 
     def _is_host_fault(self, operation: str, error: OSError) -> bool:
-        """Whether the machine lacks a resource that was needed: the box has no process that could hold it.
+        """Return whether the machine, not the box, lacks a resource: no other process of the box could hold it.
 
-        Files that ``get`` collects are regular ones of this box or of a layer, so EIO is a layer's disk that failed.
+        Files that ``get`` collects are regular ones of this box or of a layer, so EIO means that a layer's disk failed.
         """
         if operation == "get" and error.errno == errno.EIO:
             return True
@@ -262,7 +262,7 @@ class Agent:
         go_on(self._stopped)
 
     def _keep_stopped(self, now: float) -> None:
-        """End processes that do not stay stopped: a timer of its own can continue a process."""
+        """End processes that did not stay stopped: a process can continue itself by a timer."""
         if now - self._checked >= _TICK:
             self._checked = now
             for process in processes():

@@ -1,4 +1,4 @@
-"""Control groups for boxes, where this process may make any: the kernel then counts all that a box holds.
+"""Control groups for boxes, if this process may make any: the kernel then counts everything that a box holds.
 
 Version 1 as root (``memory`` and ``pids`` hierarchies); version 2 below the nearest group above ours that delegates
 both controllers and is writable for us. Each fork server has a group named like its folder, with one group for each box
@@ -21,7 +21,7 @@ _SHARES, _WEIGHT, _MOST_SHARES, _MOST_WEIGHT = 1024, 100, 1 << 18, 10_000
 
 
 class Place(NamedTuple):
-    """Where groups can be made: folders for memory, for pids and, if any, for cpu (version 2: the same for all)."""
+    """Folders in which groups can be made: for memory, pids and, if any, cpu (version 2: the same for all)."""
 
     version: Literal["v1", "v2"]
     folders: tuple[str, ...]
@@ -74,7 +74,7 @@ def _find(mountinfo: str, membership: str) -> Place | None:
 def _handed_on(folder: str) -> Place | None:
     """Find the nearest group above ``folder`` that delegates the controllers and is writable for us.
 
-    A group with processes cannot have groups with controllers below it, so our own group will rarely do.
+    Our own group is rarely suitable: a group with processes cannot have groups with controllers below it.
     """
     while os.path.exists(f"{folder}/cgroup.subtree_control"):
         with open(f"{folder}/cgroup.subtree_control") as file:
@@ -93,7 +93,7 @@ class Groups:
     """The control groups of one fork server's boxes."""
 
     def __init__(self, place: Place, name: str) -> None:
-        """Raises OSError if no group can be made after all."""
+        """Raise OSError if no group can be made after all."""
         self.version, self.cpu = place.version, place.cpu
         self._folders = [f"{folder}/{name}" for folder in place.folders]
         for folder in self._folders:
@@ -139,9 +139,9 @@ class Groups:
         return Joining(tuple(opened), events)
 
     def remove(self, box: int) -> bool:
-        """Remove the group of a box that has ended; return whether the kernel killed in it because the group was full.
+        """Remove the group of an ended box; return whether the kernel killed a process in it because it was full.
 
-        A machine that is out of memory kills in groups too, also in those that have not reached their limit.
+        If the whole machine is out of memory, the kernel also kills in groups that have not reached their limit.
         """
         v1, folder = self.version == "v1", f"{self._folders[0]}/{box}"
         killed = False
@@ -170,9 +170,9 @@ def kills(events: int) -> int:
 
 
 def _reached_limit(folder: str, *, v1: bool) -> bool:
-    """Whether a group ever reached its memory limit; also true if its limit is that of the machine.
+    """Return whether a group ever reached its memory limit; also True if its limit is that of the machine.
 
-    Only if this is clearly false did the kernel kill because others had taken the memory.
+    If this is clearly False, the kernel killed because other processes had taken the memory.
     """
     if v1:  # recent kernels do not count failures in version 1
         most, limit = (int(_read(f"{folder}/memory.{n}_in_bytes")) for n in ("max_usage", "limit"))

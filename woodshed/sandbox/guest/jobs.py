@@ -1,4 +1,4 @@
-"""Commands that PID 1 runs: starts, watches, ends and reports them. They inherit nothing but their three streams."""
+"""Starts, watches, ends and reports the commands that PID 1 runs. They inherit nothing but their three streams."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ class Job:
         self.out, self.err = self.streams.values()
 
     def drain(self, fd: int, *, everything: bool = False) -> bool:
-        """Read what a stream holds; return False at its end. Reads one piece per call unless ``everything``.
+        """Read from a stream; return False at its end. Reads one piece per call unless ``everything``.
 
-        ``everything`` means what is there now: a process that was left behind may write faster than this reads.
+        ``everything`` reads only what is there now: a process that was left behind may write faster than this reads.
         """
         buffer = self.streams[fd]
         left = _held(fd) if everything else None
@@ -219,7 +219,8 @@ def _program(request: dict[str, Any], spec: dict[str, Any], stdin: int, out: int
 
 
 def alone() -> bool:
-    """Whether PID 1 has no children, not even ended ones: then it is the only process, as orphans become children."""
+    """Return whether PID 1 has no children, not even ended ones. Then the box has no other process: orphans become
+    children of PID 1."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

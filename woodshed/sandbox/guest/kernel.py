@@ -84,7 +84,7 @@ def map_user(inside: int, uid: int, gid: int) -> None:
 
 
 def enter_time() -> None:
-    """Enter a new time namespace: its file in /proc is one inode for all who share it, which could be locked."""
+    """Enter a new time namespace. Boxes that shared one could lock each other's inode of its file in /proc."""
     if not os.path.exists("/proc/self/ns/time"):
         return
     unshare(CLONE_NEWTIME)
@@ -96,7 +96,7 @@ def enter_time() -> None:
 
 
 def is_mapped(uid: int) -> bool:
-    """Whether our user namespace maps ``uid``."""
+    """Return whether our user namespace maps ``uid``."""
     with open("/proc/self/uid_map") as file:
         ranges = [tuple(map(int, line.split())) for line in file]
     return any(first <= uid < first + count for first, _, count in ranges)

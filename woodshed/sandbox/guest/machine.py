@@ -87,7 +87,7 @@ class Guest(Agent):
             return super()._operate(request, body)
 
     def _freeze(self) -> None:
-        """Do nothing: a kernel of the box's own is paused from outside, and only the clocks of commands are ours."""
+        """Stop processes only if the host's kernel runs them; a box with its own kernel is paused from outside."""
         if self._spec.get("hosts_kernel"):
             super()._freeze()
 

@@ -51,7 +51,7 @@ class Connections:
         return True
 
     def take(self, frame: dict[str, Any], body: bytes) -> None:
-        """Handle a frame of the host: those above, ``reset`` in a fork (drop the parent's connections), ``shut``."""
+        """Handle a frame from the host: as above, or ``reset`` (drop all connections) or ``shut`` (stop listening)."""
         kind, connection = frame["net"], self._open.get(frame.get("stream", 0))
         if kind == "reset":
             for each in list(self._open.values()):

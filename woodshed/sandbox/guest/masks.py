@@ -20,7 +20,7 @@ _WITHOUT = {
     "include", "man", "info", "help", "locale", "zoneinfo", "icons", "fonts", "terminfo", "firmware", "modules",
     "perl", "perl5", "__pycache__",
 }  # fmt: skip
-"""Names of folders that are not searched: they are many, hold many files, and none of them a package."""
+"""Names of folders that are not searched: they hold many files but no packages."""
 _STANDARD = re.compile(r"(python|pypy)\d[\d.]*t?$")
 _MOST = 8
 """Maximum number of package folders masked one by one; a program that has more of them is masked as a whole."""
@@ -47,7 +47,7 @@ def installed_packages(place: str) -> list[str]:
 
 
 def _programs(place: str) -> Iterator[str]:
-    """Yield what is installed below ``place``: folders in its ``lib``, ``share`` and so on, and others beside these."""
+    """Yield the folders in ``lib``, ``share`` and so on below ``place``, and further folders directly below it."""
     for entry in _folders(place):
         if entry.name not in _SYSTEM and entry.name != "local":
             yield entry.path
@@ -79,7 +79,7 @@ def _packages(program: str) -> Iterator[str]:
 
 
 def _is_shared(folder: str) -> bool:
-    """Whether a folder holds the libraries of all programs (of one architecture)."""
+    """Return whether a folder holds the libraries of all programs (of one architecture)."""
     return "-linux-" in os.path.basename(folder)
 
 
@@ -88,7 +88,7 @@ def _is_package(folder: str) -> bool:
 
 
 def _holds(folder: str) -> bool:
-    """Whether a folder is a package, or holds archives or installation records of packages."""
+    """Return whether a folder is a package, or holds archives or installation records of packages."""
     return any(name in _MARKS or name.endswith(_COPIES) for name in _names(folder))
 
 

@@ -54,8 +54,8 @@ def _descendants(pid: str) -> list[str]:
 def memory(until: float = math.inf) -> int:
     """Return the bytes that the box's processes hold: proportional set size if the kernel has it, else resident.
 
-    At ``until``, on the monotonic clock, the rest is left out: where hundreds of processes keep the processors busy,
-    reading all of their sizes takes many seconds.
+    Processes that have not been read by ``until`` (monotonic clock) are left out: if hundreds of processes keep the
+    processors busy, reading all of their sizes takes many seconds.
     """
     total = 0
     if not _PSS:
@@ -92,9 +92,9 @@ def kill_all() -> None:
 
 
 def stop() -> set[int]:
-    """Stop every process of the box but its first, also those that fork meanwhile; return those stopped before.
+    """Stop every process of the box but its first, also those that fork meanwhile; return those already stopped before.
 
-    Returns when none runs, or after a second.
+    Returns when no process runs any more, or after a second.
     """
     already = {process.pid for process in processes() if process.state == "T"}
     for _ in range(100):
@@ -106,7 +106,7 @@ def stop() -> set[int]:
 
 
 def go_on(already: set[int]) -> None:
-    """Continue what ``stop`` stopped, youngest first, so that no parent finds a child stopped."""
+    """Continue what ``stop`` stopped, except ``already``; youngest first, so that no parent finds a child stopped."""
     for process in sorted(processes(), reverse=True):
         if process.pid not in already:
             send(process.pid, signal.SIGCONT)

@@ -42,7 +42,8 @@ def prepare_streams() -> None:
 def prepare(search_path: list[str]) -> list[Any]:
     """Prepare PID 1 to look like a fresh interpreter; return the import system's finders, which are removed.
 
-    So PID 1, which must never run a file of the box, cannot import anything; ``run`` restores them in a child.
+    Without finders PID 1, which must never run a file of the box, cannot import anything; ``run`` restores them in a
+    child.
     """
     sys.path[:] = search_path
     sys.path_importer_cache.clear()

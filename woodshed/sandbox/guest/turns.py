@@ -1,8 +1,8 @@
-"""Lets the processes of a box take turns, where no control group gives each box its share of the processors.
+"""Lets the processes of a box take turns if no control group gives each box its share of the processors.
 
 The kernel shares processors between sessions (``sched_autogroup_enabled``) or else between processes, so a box with a
-hundred of them would get a hundred times as much as another. If more of them want to run than there are processors,
-while other boxes want to run as well, all but that many are stopped, different ones at every look.
+hundred of them would get a hundred times as much as another. If more of a box's processes (or sessions) want to run
+than there are processors, and other boxes want to run as well, the surplus is stopped: other ones at every look.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _OUT_OF_TURN = 0.1
 class Turns:
     """Stops and continues processes so that at most ``most`` run. ``send`` signals a process that may have ended.
 
-    ``by_session``: whether the kernel shares processors between sessions, not between processes.
+    ``by_session``: True if the kernel shares processors between sessions, False if between processes.
     """
 
     def __init__(self, most: int, *, by_session: bool, send: Callable[[int, int], None]) -> None:
@@ -29,7 +29,7 @@ class Turns:
         self._next = 0
 
     def look(self, running: list[Process], others: int) -> None:
-        """Choose who runs next. ``running``: the box's processes; ``others``: number of others that want to run."""
+        """Choose who runs next. ``running``: processes of the box; ``others``: number of others that want to run."""
         self._kill_out_of_turn(running)
         wanting = sorted({self._unit(p) for p in running if p.state == "R" or p.pid in self._stopped})
         if others < 1 or len(wanting) <= self._most:
@@ -56,7 +56,7 @@ class Turns:
     def _kill_out_of_turn(self, running: list[Process]) -> None:
         """End processes that ran out of turn: one process of the box may have continued another.
 
-        Judged by processor time: a process that the kernel has not run since has not seen its signal yet.
+        Judged by processor time, because a process has not seen its signal before the kernel runs it again.
         """
         living = {process.pid: process for process in running}
         for pid, cpu in list(self._stopped.items()):
@@ -85,6 +85,6 @@ def make_turns(send: Callable[[int, int], None]) -> Turns:
 
 
 def wanting_to_run() -> int:
-    """Return how many processes of the machine run or want to, this one included."""
+    """Return the number of processes of the machine that run or want to run, this one included."""
     with open("/proc/loadavg") as file:
         return int(file.read().split()[3].partition("/")[0])

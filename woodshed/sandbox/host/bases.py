@@ -1,4 +1,4 @@
-"""Warm bases: snapshots that hold what a task's boxes have in common, and that its boxes fork from."""
+"""Warm bases: snapshots of what a task's boxes have in common, from which its boxes are forked."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ import xxhash
 from woodshed.sandbox.protocol import BoxSpec, SandboxError, Snapshot
 
 _MIN_BYTES = 128 << 10
-"""Bytes of a specification from which on forking a base is faster than a create call."""
+"""Minimum bytes of a specification for a base; below that, a create call is faster than a fork."""
 _BYTES_PER_FILE = 1 << 10
 """Cost of a file besides its content, expressed in bytes."""
 _MAX_SEEN = 4096
-"""Specifications remembered that were asked for once."""
+"""Maximum number of remembered specifications that were requested once."""
 
 
 @dataclass
 class _Base:
-    """``users``: forks under way, during which the snapshot must not be dropped."""
+    """A snapshot in the cache. ``users``: number of forks under way; meanwhile it must not be dropped."""
 
     making: asyncio.Task[Snapshot]
     users: int = 0
@@ -53,7 +53,7 @@ class Bases:
         self.made = self.used = self.evicted = 0
 
     def key(self, spec: BoxSpec) -> str | None:
-        """Return the key of a specification that a base should serve: large, and asked for before. Else None."""
+        """Return the key of a specification that a base should serve (large and requested before), else None."""
         size = sum(map(len, spec.files.values())) + _BYTES_PER_FILE * len(spec.files)
         if self._most == 0 or size < _MIN_BYTES:
             return None

@@ -241,7 +241,7 @@ class ChannelBox(ABC):
     async def _ended(self, error: SandboxError | BoxGone) -> Exception:
         """Return the error to raise for a failed request, by what this machine knows about the box.
 
-        A box that is gone or silent caused that itself, unless its helper process is gone too or it was closed by us.
+        A box that is gone or silent caused that itself, unless its helper process is gone too or we closed it.
         """
         if self._closed:
             return SandboxError(f"{self.id} is closed")
@@ -261,12 +261,12 @@ class ChannelBox(ABC):
         return error if isinstance(error, BoxGone) else BoxGone(errno.EPIPE, str(error))
 
     def _helper_is_gone(self) -> bool:
-        """Whether the host process that owns the box has ended; asked only after the box has ended."""
+        """Return whether the host process that owns the box has ended; called only after the box has ended."""
         return False
 
     @abstractmethod
     def _is_gone(self) -> bool:
-        """Whether the backend knows that the box has ended."""
+        """Return whether the backend knows that the box has ended."""
 
     @abstractmethod
     async def _end_of(self) -> str:

@@ -50,14 +50,14 @@ class BoxSupervisor:
             self._reap(pid, status)
 
     def _verdict(self, pid: int, status: int, log: str) -> str:
-        """Return why the program of a box ended, or an empty string. ``log``: the file that it wrote."""
+        """Return the reason why the program of a box ended, or ''. ``log``: file that the program wrote."""
         raise NotImplementedError
 
     def _clean(self, pid: int, box: int) -> None:
-        """Drop a backend's own state of a box that is gone."""
+        """Drop what a backend has stored for a box that is gone."""
 
     def _watch(self) -> float | None:
-        """Called before every wait; returns how long the wait may be, in milliseconds."""
+        """Do periodic work; return the maximum length of the next wait in milliseconds. Called before every wait."""
         return None
 
     def _handle(self, message: dict[str, Any], fds: list[int]) -> None:
@@ -124,7 +124,7 @@ class BoxSupervisor:
 
 
 def descendants(pid: int) -> list[int]:
-    """List the descendants of a process, deepest first. Children belong to threads, so every thread is looked at."""
+    """List the descendants of a process, deepest first. Reads every thread, because children belong to threads."""
     children: list[int] = []
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -156,7 +156,7 @@ def run(host: socket.socket, make: Callable[[Owner], BoxSupervisor], flags: int 
 
 
 def _enter(flags: int) -> None:
-    """Enter the namespaces; returns in the first process of the new pid namespace, the one outside waits for it."""
+    """Enter the namespaces. Returns only in the first process of the new pid namespace; its parent waits for it."""
     uid, gid = os.getuid(), os.getgid()
     if uid == 0:
         kernel.unshare(flags)

@@ -1,4 +1,4 @@
-"""The host's end of a box's control socket: sends requests, matches replies by number, checks all that it receives."""
+"""The host's end of a box's control socket: sends requests, matches replies by number, checks all input."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Channel(asyncio.Protocol):
         self._fail(BoxGone(errno.EPIPE, "the first process of the box ended"))
 
     def _reported(self, text: str) -> SandboxError | BoxGone:
-        """Make the error that a box reports: before its first answer nothing untrusted has run in it."""
+        """Create the error that a box reports: SandboxError before its first answer (nothing untrusted has run yet)."""
         return BoxGone(errno.EPIPE, f"the box ended: {text}") if self._answered else SandboxError(f"sandbox {text}")
 
     async def request(self, header: dict[str, Any], body: bytes = b"", *, patience: float = 120.0) -> Reply:
@@ -133,7 +133,7 @@ class Channel(asyncio.Protocol):
         return reply, data
 
     def send(self, header: dict[str, Any], body: bytes = b"") -> None:
-        """Send a frame that has no answer; while the channel is held the frame waits."""
+        """Send a frame that gets no answer; while the channel is held, the frame waits."""
         frame = encode({"id": 0, **header}, body)
         if self._held is not None:
             self._held.append(frame)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 KILLED = "killed from outside"
-"""Reported for a box whose first process the machine killed: it ran out of memory, or an operator did it."""
+"""Reported for a box whose first process was killed by the machine, which ran out of memory, or by an operator."""
 
 
 class Owner:

@@ -1,4 +1,4 @@
-"""Load of this machine, and admission control: how many boxes may live, and how much must be left for another one."""
+"""Load of this machine, and admission control: how many boxes may live, and what must be free for another one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _STALL = {"memory": "full", "cpu": "some"}
 @dataclass(frozen=True)
 class Load:
     """``memory`` and ``disk``: bytes available. ``memory_stall``, ``cpu_stall``: percent of the last ten seconds in
-    which all (memory) or some (processor) work waited for it; None where the kernel has no PSI."""
+    which all work waited for memory, or some work for a processor; None if the kernel has no PSI."""
 
     memory: int
     disk: int
@@ -36,7 +36,7 @@ class Bounds:
     cpu_stall: float | None = None
 
     def problem(self, load: Load) -> str:
-        """Return which resource is short, or an empty string."""
+        """Describe the resource that is short; an empty string if none is."""
         if self.memory is not None and load.memory < self.memory:
             return f"{load.memory >> 20} MiB of memory available, sandbox.keep_memory is {self.memory >> 20} MiB"
         if self.disk is not None and load.disk < self.disk:
@@ -73,14 +73,14 @@ def _stall(proc: Path, name: str) -> float | None:
 
 
 _FRESH_SECONDS = 0.25
-"""How long a measurement is used."""
+"""Seconds for which a measurement is used."""
 _WARN_SECONDS = 60.0
-"""Least time between two warnings."""
+"""Minimum time between two warnings."""
 log = logging.getLogger(__name__)
 
 
 class Admission:
-    """Boxes take a place and give it back; those that wait are admitted in order, one per measurement.
+    """Admits boxes, which take a place and give it back. Waiting boxes are admitted in order, one per measurement.
 
     A box is always admitted if none lives, so that bounds that cannot be met do not stop everything. ``relieve`` is
     called while a box waits for the machine. Belongs to the event loop that first uses it.

@@ -1,4 +1,4 @@
-"""Probing a backend by using it: callable from any thread, bounded in idle time, errors become part of the result."""
+"""Probes a backend by using it: callable from any thread, bounded in idle time; errors become part of the result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ B = TypeVar("B", bound=Backend)
 
 
 def probe_by(make: Callable[[], B], attempt: Callable[[B], Coroutine[Any, Any, Probe]], seconds: float) -> Probe:
-    """Return what ``attempt`` finds with a backend made for it and closed afterwards, or why that failed.
+    """Create a backend, run ``attempt`` on it and close it; return the result, or the reason why that failed.
 
     ``seconds``: idle time after which the attempt counts as failed.
     """
@@ -33,7 +33,7 @@ async def _bounded(make: Callable[[], B], attempt: Callable[[B], Coroutine[Any, 
     try:
         return await unless_idle(attempt(backend), seconds)
     except TimeoutError:
-        return Probe(False, (f"no box, and nothing happened for {seconds:.0f} s",))
+        return Probe(False, (f"no result, and nothing happened for {seconds:.0f} s",))
     except (SandboxError, OSError) as error:
         return Probe(False, (str(error),))
     finally:

@@ -1,4 +1,4 @@
-"""A persistent shell in a box of any backend: variables, working folder, functions and background jobs stay.
+"""A persistent shell in a box of any backend: it keeps variables, working folder, functions and background jobs.
 
 The shell is an ordinary process of the box that reads the numbers of commands from a named pipe. It has no state on the
 host, so it is part of a full snapshot and goes on in every fork.
@@ -69,7 +69,7 @@ class ShellSession:
     async def send(self, command: str, *, timeout: float = 60.0, max_output: int = 1 << 20) -> ExecResult:
         """Run a command in the shell; a command that runs out of time is ended together with the shell.
 
-        Raises ShellEnded if the shell is gone: it left (``exit``), was killed, or ran out of time before.
+        Raises ShellEnded if the shell is gone: it exited, was killed, or an earlier command ran out of time.
         """
         self._number += 1
         ended = secrets.token_hex(16)

@@ -1,4 +1,4 @@
-"""The owner's side of a helper process that makes boxes: starts it, requests boxes, learns when they are gone."""
+"""The owner's side of a helper process that makes boxes: starts the process, requests boxes, tracks their end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Spawner:
     """One helper process (fork server or box supervisor) and its folder below ``root`` (default: the system's
     temporary folder).
 
-    ``name``: name of the backend; ``program``: module whose ``main`` the process runs; ``config``: what it is told
+    ``name``: name of the backend; ``program``: module whose ``main`` the process runs; ``config``: its configuration
     besides its folder. If the process dies, its boxes and snapshots are gone: ``on_lost`` is called, and the next
     ``start`` starts another."""
 
@@ -67,7 +67,7 @@ class Spawner:
 
     @property
     def folder(self) -> Path | None:
-        """Folder below which the process mounts in its own namespace; seen from the host it is empty."""
+        """Folder in which the process mounts in its own namespace; seen from the host it is empty."""
         return self._folder
 
     @property
@@ -102,7 +102,7 @@ class Spawner:
             ours.send(str(Path(woodshed.__file__).parent.parent).encode())
             ours.send(json.dumps({"root": str(folder.resolve()), **self._config}).encode())
             ours.setblocking(False)
-            # A process that it started may hold the other end of the socket after it, so its end of file is not enough.
+            # Its children may keep the other end of the socket open after its end, so an end of file is not enough.
             self._exit = os.pidfd_open(self._process.pid)
             self._loop.add_reader(self._exit, self._exited)
             self._loop.add_reader(ours.fileno(), self._receive)
@@ -141,17 +141,17 @@ class Spawner:
         self._gone.pop(number, None)
 
     def is_gone(self, number: int) -> bool:
-        """Whether a box has ended by itself or could not be made."""
+        """Return whether a box has ended by itself or could not be made."""
         future = self._gone.get(number)
         return future is None or future.done()
 
     def confirm(self, number: int) -> None:
-        """Raise SandboxError if the process was lost after the box was requested: nobody would end that box."""
+        """Raise SandboxError if the process was lost after the box was requested, because nobody would end that box."""
         if number not in self._gone:
             raise SandboxError("the sandbox's helper process is gone, and its boxes with it")
 
     def reason(self, number: int) -> str | None:
-        """Return what the process reported about the end of a box, once; call after ``kill``."""
+        """Return and forget what the process reported about the end of a box; call after ``kill``."""
         return self._reasons.pop(number, None)
 
     async def end_of(self, number: int) -> str:
@@ -199,7 +199,7 @@ class Spawner:
             self._exit = -1
 
     async def _reap(self) -> None:
-        """Wait for the end of a process that lost its socket or died, settle its futures, remove its folder."""
+        """Wait for the end of the process, whose socket is closed; settle its futures and remove its folder."""
         process, self._process = self._process, None
         if process is not None:
             try:
@@ -260,7 +260,7 @@ class Spawner:
                 self._state.set_result(message)
 
     def _exited(self) -> None:
-        self._receive()  # what it said last
+        self._receive()  # its last messages
         if self._socket is not None:
             self._vanished()
 
@@ -339,7 +339,7 @@ def owner_mark() -> str:
 
 
 def is_dead(mark: str) -> bool:
-    """Whether the owner with this mark has ended. False if that cannot be known: it is in another pid namespace."""
+    """Return whether the owner with this mark has ended; False if it is in another pid namespace, so unknown."""
     pid, _, rest = mark.partition("-")
     started, _, namespace = rest.partition("-")
     return pid.isdigit() and namespace == _pid_namespace() and start_time(int(pid)) != started
@@ -353,8 +353,8 @@ def _pid_namespace() -> str:
 
 
 def explain(message: str, code: int | None, backend: str) -> str:
-    """Return the error message for a helper process that could not set itself up, with what to do about it."""
-    if code == 28:  # ENOSPC, which is not about a disk here
+    """Return the error message, with a remedy, for a helper process that could not set itself up."""
+    if code == 28:  # ENOSPC; here it does not mean a full disk
         message = message.replace("No space left on device", "no more user namespaces may be made")
     text = f"the {backend} sandbox cannot work on this machine: {message}"
     if code in (1, 28, 38, 22) and ("unshare" in message or "clone" in message):

@@ -68,8 +68,8 @@ B = TypeVar("B", bound=SupervisedBox)
 class SupervisedBackend(Generic[B]):
     """Implements ``protocol.Backend``, apart from ``probe`` and ``create``.
 
-    Belongs to the event loop that first uses it; ``root`` holds one folder while it runs. ``ends``: the ways in which
-    a box can end itself: start of the box supervisor's report -> error message.
+    Belongs to the event loop that first uses it. Keeps one folder in ``root`` while it runs. ``ends``: the ways in
+    which a box can end itself: start of the box supervisor's report -> error message.
     """
 
     name: str
@@ -106,20 +106,20 @@ class SupervisedBackend(Generic[B]):
         return self._spawner.pid
 
     async def checkpoint(self, box: B, kind: Literal["fs", "full"]) -> Snapshot:
-        """Called through ``box.snapshot``."""
+        """Make a snapshot of a box; called through ``box.snapshot``."""
         name = f"s{next(self._names)}"
         size = await self._save(box, name)
         self._snapshots[name] = box.spec
         return Snapshot(name, kind, self.name, None, size)
 
     async def retire(self, box: B) -> None:
-        """Called through ``box.close``."""
+        """End a box; called through ``box.close``."""
         if box in self._boxes:
             self._boxes.discard(box)
             await self._spawner.kill(box.number)
 
     def has(self, box: B) -> bool:
-        """Whether the process that owns the box still lives."""
+        """Return whether the box supervisor that owns the box still lives."""
         return box in self._boxes
 
     def is_gone(self, box: B) -> bool:

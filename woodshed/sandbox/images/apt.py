@@ -16,7 +16,7 @@ from pathlib import Path
 from woodshed.sandbox.protocol import SandboxError
 
 ESSENTIAL = "?essential"
-"""Pattern of apt for the packages that every Debian system has."""
+"""apt pattern for the packages that every Debian system has."""
 
 _FETCH_SECONDS = 1800.0
 _NAME = re.compile(r"[a-z0-9][a-z0-9+.-]*(:[a-z0-9-]+)?(=[A-Za-z0-9.+~:-]+)?|\?essential")
@@ -24,7 +24,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9+.-]*(:[a-z0-9-]+)?(=[A-Za-z0-9.+~:-]+)?|\?e
 
 @dataclass(frozen=True)
 class Package:
-    """One unpacked archive. ``sha256`` (hex) is that of the ``.deb`` file."""
+    """One unpacked archive. ``sha256``: hex digest of the ``.deb`` file."""
 
     name: str
     version: str
@@ -45,7 +45,7 @@ def host_suite() -> str:
 
 
 def check_names(packages: Sequence[str]) -> None:
-    """Raise SandboxError for anything but a package's name, such as an option of apt."""
+    """Raise SandboxError for anything that is not a package name, such as an option of apt."""
     for name in packages:
         if not _NAME.fullmatch(name):
             raise SandboxError(f"{name!r} is not the name of a Debian package (NAME or NAME=VERSION)")
@@ -71,7 +71,7 @@ def unpack(packages: Sequence[str], suite: str, folder: Path, work: Path, say: C
         values = dict(line.split(": ", 1) for line in fields)
         digest = hashlib.sha256(archive.read_bytes()).hexdigest()
         found.append(Package(values["Package"], values["Version"], digest))
-        # By tar, which follows the link /bin -> usr/bin with this option; dpkg-deb would replace it.
+        # With tar, whose option keeps the link /bin -> usr/bin; dpkg-deb would replace the link.
         script = 'dpkg-deb --fsys-tarfile "$1" | tar -x -C "$2" --keep-directory-symlink --no-same-owner'
         _run(["bash", "-o", "pipefail", "-c", script, "unpack", str(archive), str(folder)])
         archive.unlink()
@@ -127,7 +127,7 @@ def _write_sources(parts: Path, suite: str) -> None:
 
 
 def _is_distribution(source: str, same: bool) -> bool:
-    """Whether a source is the distribution's own; for another suite, security updates do not count."""
+    """Return whether a source is the distribution's own; security updates count only for the ``same`` suite."""
     place = re.search(r"https?://\S+|file:\S+|mirror\S+", source)
     return place is not None and bool(re.search("debian|ubuntu", place[0])) and (same or "security" not in source)
 

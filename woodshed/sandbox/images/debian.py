@@ -1,7 +1,8 @@
 """Makes a root filesystem of Debian packages: the essential ones, the requested ones, and their dependencies.
 
-It needs neither root nor a container engine and runs no maintainer script; what boxes need of the scripts' work is done
-here (shell, awk, certificate bundle). A root is named by the hash of its contents; its note lists every archive's hash.
+It needs neither root nor a container engine and runs no maintainer script; the results of scripts that boxes need are
+made here (shell, awk, certificate bundle). A root is named by the hash of its contents; its note lists the hash of
+every archive.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def _finish(folder: Path) -> None:
             (programs / name).symlink_to(target)
     for name in _NOT_READ:
         shutil.rmtree(folder / "usr/share" / name, ignore_errors=True)
-    for name in _MERGED:  # empty ones belong to other architectures
+    for name in _MERGED:  # empty folders belong to other architectures
         if name not in ("bin", "sbin", "lib", "lib64") and not os.listdir(folder / "usr" / name):
             (folder / name).unlink()
             (folder / "usr" / name).rmdir()

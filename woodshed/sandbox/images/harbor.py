@@ -34,7 +34,7 @@ def unpack(archive: Path, folder: Path, *, max_bytes: int) -> None:
 
     Links are made last, after all writing, so that no member can lead out of the folder through one. Devices, pipes and
     sockets are left out; hard links become copies. Raises SandboxError for names that lead out of the folder, and
-    beyond ``max_bytes``, copies included.
+    if the contents, copies included, exceed ``max_bytes``.
     """
     links: list[tuple[Path, str]] = []
     left, files = max_bytes, 0
@@ -81,7 +81,7 @@ def _relative(name: str) -> str:
 _DEBIAN = re.compile(r"(?:docker\.io/)?(?:library/)?(?:debian|buildpack-deps):([a-z]+)(?:-slim)?")
 _PYTHON = re.compile(r"(?:docker\.io/)?(?:library/)?python:(3\.\d+)(?:\.\d+)?(?:-slim)?(?:-([a-z]+))?")
 _PYTHON_OF = {"3.11": "bookworm", "3.13": "trixie"}
-"""Python version -> the Debian release that has it."""
+"""Python version -> Debian release that has that version."""
 _MINIMAL = ("dash", "coreutils", "tar")
 _PIECE = 48 << 20
 _MAX_BYTES = 8 << 30
@@ -145,7 +145,7 @@ async def build_harbor(
 
 
 def _release(file: Dockerfile, base: str) -> tuple[str, list[str]]:
-    """Return the Debian release that the image is mapped to, and packages that it has besides the essential ones."""
+    """Return the Debian release that the image is mapped to, and the image's packages besides the essential ones."""
     python = _PYTHON.fullmatch(file.image)
     is_python = file.image.partition(":")[0].endswith("python")
     packages = ["python3", "python-is-python3", "python3-venv", "python3-pip"] if is_python else []
@@ -176,7 +176,7 @@ async def _follow(
             done = await box.exec(step.words[0], cwd=workdir, env={"HOME": "/root", **values}, timeout=seconds)
             if done.returncode:
                 words = " ".join((done.stderr or done.stdout).decode(errors="replace")[-600:].split())
-                why = f"no end within {seconds:.0f} s" if done.timed_out else f"ended with {done.returncode}: {words}"
+                why = f"timed out after {seconds:.0f} s" if done.timed_out else f"ended with {done.returncode}: {words}"
                 raise DockerfileError(f"{where}: RUN {why}")
         elif step.kind == "COPY":
             await _copy(box, step, folder, workdir, values, where)
@@ -221,7 +221,7 @@ async def _copy(box: Sandbox, step: Step, folder: Path, workdir: str, values: di
 
 
 async def _take(box: Sandbox, archive: Path) -> None:
-    """Read the box's whole root as a tar archive, piece by piece; bounded, as the box's programs decide its size."""
+    """Read the box's whole root as a tar archive, piece by piece; bounded, because the box decides the size."""
     inside = "/var/tmp/.root.tar"
     pack = f"cd / && tar --one-file-system -cf {inside} --exclude=.{inside} --exclude='./tmp/*' ."
     done = await box.exec(pack, timeout=900)

@@ -22,7 +22,7 @@ FOLDERS = ("proc", "dev", "sys", "etc", "opt", "run", "root", "tmp", "var/tmp", 
 
 @dataclass(frozen=True)
 class Note:
-    """What a root was made from. ``recipe``: the request. ``packages``: name, version and sha256 of each archive.
+    """Origin of a root. ``recipe``: the request. ``packages``: name, version and sha256 of each archive.
     ``env`` and ``workdir``: environment and working folder that commands should run with."""
 
     recipe: dict[str, Any]
@@ -54,7 +54,7 @@ class RootStore:
         def build(folder: Path) -> None:
             note = fill(folder)
             notes.append(note)
-            # Part of the contents and so of the name: roots that differ only in these get different names.
+            # Written into the contents, so that roots that differ only in these values get different names.
             runs = {"env": note.env, "workdir": note.workdir}
             (folder / "etc/woodshed-root.json").write_text(json.dumps(runs, sort_keys=True) + "\n")
             if not (folder / "usr/bin/sh").exists():
@@ -86,7 +86,7 @@ class RootStore:
 
 
 def furnish(folder: Path) -> None:
-    """Add the folders and small files that every root needs, where the packages brought none."""
+    """Add the folders and small files that every root needs, unless the packages brought them."""
     for name in FOLDERS:
         (folder / name).mkdir(parents=True, exist_ok=True)
     for name, text in ETC.items():

@@ -77,19 +77,19 @@ class RemoteBackend:
         await self.host.close()
 
     async def open(self) -> None:
-        """Begin the lease unless that was done. Raises HostLost, and SandboxError if the host does not suit."""
+        """Begin the lease, if there is none yet. Raises HostLost, and SandboxError if the host is unsuitable."""
         await self.host.open()
 
     def problem(self) -> str:
-        """Return why the host cannot be used now, or an empty string."""
+        """Return the reason why the host cannot be used now, or an empty string."""
         return "" if self.host.serving else f"{self.host.url}: {self.host.why}"
 
     def load(self) -> tuple[int, int, str]:
-        """See ``placement.Place``; as of the host's last answer."""
+        """See ``placement.Place``; the values are those of the host's last answer."""
         return self.host.living, self.host.processors, self.host.short
 
     def owns(self, snapshot: Snapshot) -> bool:
-        """Whether the snapshot is on this host and was made since the server was started."""
+        """Return whether the snapshot is on this host and was made since the server was started."""
         return snapshot.backend == self.name and snapshot.id.partition(".")[0] == self.host.instance != ""
 
     def _known(self, snapshot: Snapshot) -> str:
@@ -98,7 +98,7 @@ class RemoteBackend:
         return f"/snapshots/{quote(snapshot.id, safe='')}"
 
     def _check(self, egress: Egress | None) -> None:
-        """Refuse routes to this machine's loopback: the box's host opens them, where that is another machine."""
+        """Refuse routes to this machine's loopback if the box's host, which opens the routes, is another machine."""
         if egress is None or urlsplit(self.host.url).hostname in _HERE:
             return
         for port, service in egress.routes.items():

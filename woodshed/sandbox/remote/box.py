@@ -14,7 +14,7 @@ from .host import Host
 
 
 class RemoteBox:
-    """Implements ``protocol.Sandbox``; ``stats`` are as of the host's last answer."""
+    """Implements ``protocol.Sandbox``; ``stats`` are those of the host's last answer."""
 
     def __init__(self, host: Host, id: str, stats: dict[str, Any]) -> None:
         self.id, self.host = id, host
@@ -110,7 +110,7 @@ class RemoteBox:
         self._when_closed.append(call)
 
     async def close(self) -> None:
-        """See ``protocol.Sandbox``. If the host does not answer, it is told to close the box later."""
+        """See ``protocol.Sandbox``. A host that does not answer now is told later to close the box."""
         if self._closed:
             return
         self._closed = True

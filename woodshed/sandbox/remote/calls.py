@@ -1,4 +1,4 @@
-"""Handles one request to a box server as plain ASGI, because there is one for every command of a run.
+"""Handles one request to a box server. Plain ASGI, for speed: every command of a run is a request.
 
 The key is checked before anything else is read. If a client hangs up, its command is cancelled.
 """
@@ -25,11 +25,11 @@ from .leases import Lease, Leases
 log = logging.getLogger(__name__)
 
 Handler = Callable[[Lease, dict[str, str], dict[str, Any], bytes], Awaitable[tuple[dict[str, Any], bytes]]]
-"""Called with the client's lease, the parameters of the path, and head and body of the request; returns the reply's."""
+"""Takes the client's lease, the parameters of the path, and the request's head and body; returns the reply's."""
 
 
 class TooLarge(Exception):
-    """The body of a request is larger than this server takes."""
+    """The body of a request is larger than this server accepts."""
 
 
 class Call:
@@ -94,7 +94,7 @@ class Call:
 
 
 async def whole_body(headers: dict[bytes, bytes], receive: Receive, most: int) -> bytes | None:
-    """Read the body; None if the client hung up. Raises TooLarge, before reading if the length is announced."""
+    """Read the body; None if the client hung up. Raises TooLarge; if the length is announced, before reading."""
     problem = TooLarge(f"the request is larger than {most} bytes (max_body of this host)")
     length = headers.get(b"content-length", b"0")
     if not length.isdigit() or len(length) > 18 or int(length) > most:

@@ -1,4 +1,4 @@
-"""A client's connection to a box server: requests, the lease that keeps its boxes alive, and whether it is lost."""
+"""A client's connection to a box server: requests, detection of a lost host, and the lease that keeps boxes alive."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PIECE = 1 << 20
 
 @asynccontextmanager
 async def spooled(write: Callable[[BinaryIO], None]) -> AsyncIterator[AsyncIterator[bytes]]:
-    """Write a temporary file in a thread and provide its pieces, so that no layer is held in memory whole."""
+    """Write a temporary file in a thread and provide its pieces, so that no layer is held in memory as a whole."""
     with tempfile.TemporaryFile() as file:
         await asyncio.to_thread(write, file)
         file.seek(0)
@@ -52,7 +52,7 @@ class Host:
     """Client of the server at ``url`` with the admin key ``key``; belongs to the event loop that first calls ``open``.
 
     ``backend``: the backend that the server must have. ``egress`` gets every new line of the log of our boxes'
-    requests. ``serving``: whether the server's last answer was good; ``why`` is the reason if not.
+    requests. ``serving``: True if the server's last answer was good; otherwise ``why`` is the reason.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Host:
         self.serving, self.why = True, ""
 
     async def open(self) -> None:
-        """Begin the lease. Raises HostLost if the host does not answer, SandboxError if it does not suit."""
+        """Begin the lease. Raises HostLost if the host does not answer, SandboxError if it is unsuitable."""
         async with self._opening:
             if self._renewal is None:
                 limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=30.0)
@@ -99,7 +99,7 @@ class Host:
     async def ask(self, path: str, head: dict[str, Any], body: bytes = b"") -> tuple[dict[str, Any], bytes]:
         """POST a frame. Raises HostLost, and what the host raised: OSError, SandboxError, ValueError.
 
-        If this is cancelled, so is the work on the host.
+        Cancelling the call cancels the work on the host too.
         """
         try:
             data = encode(head, body)

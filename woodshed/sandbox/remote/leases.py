@@ -14,11 +14,11 @@ from woodshed.sandbox.protocol import Backend, Sandbox, SandboxError, Snapshot
 from .wire import HostLost
 
 _REMEMBERED = 4096
-"""Maximum number of requests of one client whose boxes it can still give up."""
+"""Maximum number of remembered requests per client: it can still give up the boxes of these."""
 _AT_ONCE = 500
 """Maximum number of egress lines in one answer: a frame's header holds 8 MiB, and a line is at most 12 KiB."""
 _KNOWN = 65_536
-"""Maximum number of boxes of one client, including closed ones, whose egress lines it still gets."""
+"""Maximum number of boxes, including closed ones, whose egress lines a client still gets."""
 log = logging.getLogger(__name__)
 
 
@@ -36,7 +36,7 @@ class Lease:
         self._lines: list[tuple[int, dict[str, Any]]] = []
 
     def add(self, token: str, boxes: Sequence[Sandbox]) -> bool:
-        """Add the boxes made for the request ``token``; False if the client has given them up."""
+        """Add the boxes made for the request ``token``; return False if the client has given them up."""
         if self.ended or token in self._made:
             return False
         for box in boxes:
@@ -48,7 +48,7 @@ class Lease:
         return True
 
     def take(self, name: str) -> list[Sandbox]:
-        """Remove and return boxes to close: the box ``name``, or those of the request ``name``, also future ones."""
+        """Remove and return the box ``name``, or the boxes of the request ``name``; later boxes of it are refused."""
         if name not in self.boxes:
             names = self._made.get(name, ())
             self._remember(name, ())
@@ -62,7 +62,7 @@ class Lease:
             self._made.popitem(last=False)
 
     def box(self, id: str) -> Sandbox:
-        """Return a box. Raises HostLost if the client does not have it, or no longer."""
+        """Return a box. Raises HostLost if the client does not have it (any more)."""
         try:
             return self.boxes[id]
         except KeyError:
@@ -72,7 +72,7 @@ class Lease:
         self._lines.append((number, line))
 
     def lines(self, have: int) -> list[tuple[int, dict[str, Any]]]:
-        """Forget the lines up to number ``have``, which the client has, and return the first of the others.
+        """Forget the lines up to number ``have``, which the client has; return the next ones.
 
         At most as many as fit into a frame; the rest comes with the next answer.
         """
@@ -88,7 +88,7 @@ class Leases:
         """Number of leases that ended because the client was silent."""
 
     def of(self, client: str) -> Lease:
-        """Renew and return the client's lease; it begins now if there is none."""
+        """Renew and return the client's lease; begin one if there is none."""
         lease = self._leases.get(client)
         if lease is None:
             lease = self._leases[client] = Lease(client)
@@ -129,4 +129,4 @@ class Leases:
     async def _all(self, ending: Iterable[Any]) -> None:
         for outcome in await asyncio.gather(*ending, return_exceptions=True):
             if isinstance(outcome, BaseException) and not isinstance(outcome, SandboxError):
-                log.error("what a client left could not be ended: %r", outcome)
+                log.error("a box or snapshot of a gone client could not be closed: %r", outcome)

@@ -24,7 +24,7 @@ async def _exec(box: Sandbox, given: Arguments, body: bytes) -> Reply:
 async def _python(box: Sandbox, given: Arguments, body: bytes) -> Reply:
     size = given.pop("source")
     if not 0 <= size <= len(body):
-        raise ValueError("source: longer than what came")
+        raise ValueError("source: longer than the request's body")
     source = body[:size].decode("utf-8", "surrogatepass")
     return wire.encode_result(await box.exec_python(source, stdin=body[size:], **given))
 

@@ -1,8 +1,8 @@
-"""Places boxes on several hosts: a box goes to the host with the fewest boxes per processor, a fork to its snapshot's.
+"""Places boxes on several hosts: a box on the host with the fewest boxes per processor, a fork where its snapshot is.
 
 A host that does not answer gets no new boxes until it does. Boxes that were there fail with SandboxError; a retry gets
-one on another host. The set of hosts may change: a run that places hosts lists them in a file (``PlacedHosts``), and
-the placement follows it.
+a box on another host. The set of hosts may change: a run that places hosts lists them in a file (``PlacedHosts``), and
+the placement follows that file.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class Place(Backend, Protocol):
     where: str
 
     async def open(self) -> None:
-        """Get the host's state. Raises HostLost if it does not answer, SandboxError if it does not suit."""
+        """Get the host's state. Raises HostLost if it does not answer, SandboxError if it is unsuitable."""
         ...
 
     def problem(self) -> str:
-        """Return why the host cannot be used now, or an empty string."""
+        """Return the reason why the host cannot be used now, or an empty string."""
         ...
 
     def load(self) -> tuple[int, int, str]:
-        """Return boxes alive, processors, and why another box would have to wait (or an empty string)."""
+        """Return the number of boxes alive and of processors, and why another box would have to wait (or '')."""
         ...
 
     def owns(self, snapshot: Snapshot) -> bool: ...
@@ -70,19 +70,19 @@ class Local:
         return ""
 
     def load(self) -> tuple[int, int, str]:
-        # The pool counts a box from its beginning, a placement what begins by itself.
+        # The pool counts boxes that are still starting; the placement counts those itself (``_starting``).
         return max(0, self._pool.stats()["living"] - self._starting), os.cpu_count() or 1, self._pool.short()
 
     def owns(self, snapshot: Snapshot) -> bool:
-        """Whether the snapshot is ours: those of other hosts contain the id of their server."""
+        """Return whether the snapshot is ours; ids of other hosts' snapshots contain the id of their server."""
         return "." not in snapshot.id
 
 
 class Placement:
-    """Implements ``protocol.Backend`` over ``places``, all of the backend ``name``, which it then owns.
+    """Implements ``protocol.Backend`` over ``places``, which all have the backend ``name``; ``close`` closes them.
 
-    ``places``: a sequence of at least one, or a function that returns the current ones, the same objects as long as
-    they stay. ``patience``: seconds to wait for a host if none answers.
+    ``places``: a sequence of at least one place, or a function that returns the current places, the same object for a
+    place as long as it stays. ``patience``: seconds to wait for a host if none answers.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Placement:
         self._leaving: set[asyncio.Task[None]] = set()
 
     def probe(self) -> Probe:
-        """Combine the probes of all hosts: it works if every host does, with the capabilities that all of them have."""
+        """Combine the probes of all hosts: ok if every host is, with the capabilities that all of them have."""
         places = self._present()
         if not places:
             return Probe(False, ("no host of boxes is there",))
@@ -149,7 +149,7 @@ class Placement:
         await asyncio.gather(*(place.close() for place in self._places), *self._leaving)
 
     def _now(self) -> list[Place]:
-        """Return the current hosts, and give up what was made on those that are gone."""
+        """Return the current hosts; close those that are gone, with everything that was made on them."""
         present = list(self._present())
         for place in [place for place in self._places if place not in present]:
             leaving = asyncio.create_task(place.close())
@@ -188,7 +188,7 @@ class PlacedHosts:
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / "hosts.json"
-        """``{"hosts": {node: URL}, "left_out": {node: why}}``; each new one is renamed into place."""
+        """``{"hosts": {node: URL}, "left_out": {node: why}}``; a new version is renamed into place."""
         self.key_file = folder / "admin.key"
 
     def key(self) -> str:
@@ -199,7 +199,7 @@ class PlacedHosts:
             raise SandboxError(str(error)) from None
 
     def read(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the addresses of the hosts that serve, and the reasons of those that cannot.
+        """Return the addresses of the hosts that serve, and the reasons why other hosts cannot.
 
         Both are empty until the file exists. Raises SandboxError if the file is malformed.
         """
@@ -213,7 +213,7 @@ class PlacedHosts:
 
 
 def following(hosts: PlacedHosts, connect: Callable[[str], T]) -> Callable[[], list[T]]:
-    """Return a function that lists ``connect(address)`` of each current host, the same object while the host stays."""
+    """Return a function that lists ``connect(address)`` of each current host; a host that stays keeps its object."""
     known: dict[str, T] = {}
 
     def now() -> list[T]:

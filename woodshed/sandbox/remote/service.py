@@ -1,17 +1,17 @@
 """The box server, ``woodshed boxes``: boxes over HTTP. On SIGTERM it ends with all of its boxes.
 
-Bodies are frames (``wire``) with the header ``x-woodshed-client``; refusals are JSON. New lines of the egress log are
-handed to the clients whose boxes they are about.
+Bodies are frames (``wire``); requests have the header ``x-woodshed-client``; refusals are JSON. Clients get the new
+lines of the egress log that are about their boxes.
 
 | request | what |
 |---|---|
 | ``POST /lease`` ``{have}`` | begin or renew the client's lease; replies with the host's state and new egress lines |
 | ``POST /lease/end`` ``{have}`` | close everything of the client |
 | ``POST /boxes`` | make a box |
-| ``POST /boxes/ID/OP`` | ``operations``, and ``snapshot``, ``close`` |
-| ``POST /snapshots/ID/fork``, ``.../drop`` | boxes from a snapshot; forget it |
-| ``GET /layers/NAME``, ``PUT /layers/NAME`` | whether a layer is here; send it as a tar |
-| ``GET /probe`` | what the backend can do here |
+| ``POST /boxes/ID/OP`` | an operation of ``operations``, or ``snapshot`` or ``close`` |
+| ``POST /snapshots/ID/fork``, ``.../drop`` | make boxes from a snapshot; forget the snapshot |
+| ``GET /layers/NAME``, ``PUT /layers/NAME`` | ask whether a layer is here; send it as a tar |
+| ``GET /probe`` | get the backend's probe |
 | ``GET /health``, ``GET /metrics`` | need no key |
 """
 
@@ -47,7 +47,7 @@ from .transfer import LayersIn
 
 
 class EgressLines:
-    """Follows the file ``log`` from its present end, and numbers its lines from 1."""
+    """Follows the file ``log`` from its present end; numbers the new lines from 1."""
 
     def __init__(self, log: Path) -> None:
         self._log = log
@@ -71,7 +71,7 @@ class EgressLines:
 
 
 class Service:
-    """Serves the boxes of ``pool`` to everyone who has the key. ``probe``: what the backend can do here."""
+    """Serves the boxes of ``pool`` to everyone who has the key. ``probe``: the backend's probe on this host."""
 
     def __init__(self, pool: Pool, probe: Probe, layers: LayerStore, egress: Path, settings: BoxServerSettings) -> None:
         self.pool, self.layers, self.settings = pool, layers, settings

@@ -1,6 +1,6 @@
 """Transfer of layers: a tar of folders, files and links, checked against the layer's name when it is unpacked.
 
-The server's end is ``LayersIn``, for ``GET`` and ``PUT /layers/NAME``; it writes a layer to disk while it arrives.
+``LayersIn`` is the server's side (``GET`` and ``PUT /layers/NAME``); it writes a layer to disk while it arrives.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NAME = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,63})-([0-9a-f]{24})")
 
 
 def name_of(layer: Path) -> str:
-    """Return a layer's name on a host: that of the store, or one made from its contents. Raises SandboxError."""
+    """Return a layer's name on a host: its name in the store, or one made from its contents. Raises SandboxError."""
     if not layer.is_dir():
         raise SandboxError(f"layer {layer}: no such folder")
     return layer.name if _NAME.fullmatch(layer.name) else f"folder-{digest(layer)[:24]}"
@@ -55,7 +55,7 @@ def pack(layer: Path, out: BinaryIO) -> None:
 
 
 def unpack(source: BinaryIO, name: str, store: LayerStore, *, most: int) -> None:
-    """Unpack a layer into ``store``. Raises ValueError if it is malformed, over ``most`` bytes, or another layer."""
+    """Unpack a layer into ``store``. Raises ValueError if it is malformed, over ``most`` bytes, or not ``name``."""
     match = _NAME.fullmatch(name)
     if match is None:
         raise ValueError(f"layer {name!r:.100}: not the name of a layer")
@@ -63,7 +63,7 @@ def unpack(source: BinaryIO, name: str, store: LayerStore, *, most: int) -> None
         stored = store.add(match[1], _filler(source, most))
     except (tarfile.TarError, EOFError, OSError, ValueError, SandboxError) as error:
         raise ValueError(f"layer {name}: {error}") from None
-    if stored != name:  # it is kept under the name of its contents, where it does no harm
+    if stored != name:  # it stays under the name of its contents, where it does no harm
         raise ValueError(f"layer {name}: its contents are those of {stored}")
 
 
@@ -113,7 +113,7 @@ def _inside(name: str) -> PurePosixPath:
 
 
 _TAR = 2
-"""Bound on a tar's size: this factor of its contents plus a mebibyte, because small files take two blocks each."""
+"""Maximum size of a tar: this factor times ``max_layer``, plus 1 MiB, because small files take two blocks each."""
 
 
 class LayersIn:
@@ -148,7 +148,7 @@ class LayersIn:
                 await reply(send, 200, "application/json", b"{}")
 
     async def _spool(self, receive: Receive, file: IO[bytes]) -> bool:
-        """Write the request's body to a file; False if the client hung up before its end."""
+        """Write the request's body to a file; return False if the client hung up before its end."""
         size = 0
         while True:
             message = await receive()

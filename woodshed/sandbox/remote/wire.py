@@ -32,7 +32,7 @@ from woodshed.sandbox.protocol import (
 
 KIND = "application/octet-stream"
 CLIENT = "x-woodshed-client"
-"""The header that names the client; what a client makes belongs to it."""
+"""Header that names the client; boxes and snapshots belong to the client that made them."""
 
 _LENGTHS = struct.Struct("<II")
 _SPEC = {"layers", "files", "workdir", "env", "limits", "egress", "preload"}
@@ -45,7 +45,7 @@ _ERRORS: tuple[tuple[str, type[Exception]], ...] = (
 
 
 class HostLost(SandboxError):
-    """The host of a box cannot be reached, or has forgotten it; whoever retries gets a box elsewhere."""
+    """The host of a box cannot be reached, or has forgotten the box; a retry gets a box on another host."""
 
 
 def decode(data: bytes) -> tuple[dict[str, Any], bytes]:
@@ -111,7 +111,7 @@ def encode_result(result: ExecResult) -> tuple[dict[str, Any], bytes]:
 
 
 def decode_result(head: Mapping[str, Any], body: bytes) -> ExecResult:
-    """Raises ValueError."""
+    """Decode the result of a command. Raises ValueError."""
     try:
         size = int(head["out"])
         return ExecResult(
@@ -134,7 +134,7 @@ def encode_snapshot(snapshot: Snapshot, instance: str) -> dict[str, Any]:
 
 
 def decode_snapshot(head: Any) -> Snapshot:
-    """Raises ValueError."""
+    """Decode a snapshot. Raises ValueError."""
     return _SNAPSHOT.validate_python(head)
 
 
@@ -148,7 +148,7 @@ def encode_probe(probe: Probe) -> dict[str, Any]:
 
 
 def decode_probe(head: Any) -> Probe:
-    """Raises ValueError."""
+    """Decode a probe. Raises ValueError."""
     return _PROBE.validate_python(head)
 
 

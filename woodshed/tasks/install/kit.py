@@ -59,7 +59,7 @@ class Index(Protocol):
 
 @dataclass(frozen=True)
 class Left:
-    """What a recipe left behind: ``installed`` packages, files ``added`` to the repository, and forbidden changes
+    """Changes that a recipe left behind: ``installed`` packages, files ``added`` to the repository, and forbidden ones
     (``problems``)."""
 
     installed: tuple[Pinned, ...]
@@ -96,7 +96,7 @@ class Kit(Protocol):
         ...
 
     async def compiled(self, ground: Ground, boxes: Boxes) -> tuple[Ground, str]:
-        """(``ground`` with compiled extension modules of the project, why they were not compiled or empty)."""
+        """Return (``ground`` with compiled extension modules of the project, why they were not compiled or empty)."""
         ...
 
     async def left(self, box: Sandbox, ground: Ground, served: Iterable[Served]) -> Left:
@@ -112,7 +112,7 @@ class Kit(Protocol):
         ...
 
     def builder(self, needs: Sequence[str]) -> Builder:
-        """A builder that works by rules; ``needs``: of the command line. PackageError if one is not a requirement."""
+        """Return a builder that works by rules; ``needs``: from the command line. Raises PackageError for bad ones."""
         ...
 
 

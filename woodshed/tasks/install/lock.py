@@ -31,7 +31,7 @@ _TEXTS = ("origin", "commit", "source", "name", "version", "builder", "setup_sha
 @dataclass(frozen=True)
 class Install:
     """A locked install. ``origin``, ``commit`` (of a repository) and ``source`` (sha256 of its archive): what was
-    installed. ``name``, ``version``: of the project's metadata.
+    installed. ``name``, ``version``: from the project's metadata.
 
     ``builder``: ``rules`` or the model. ``tries``: number of recipes tried. ``served`` and ``installed``: as in
     ``Replay``. ``plugins``: entry points of pytest plugins that tests may load. ``added``: files that the recipe made.

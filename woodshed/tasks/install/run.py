@@ -204,8 +204,8 @@ async def _proved(
 
 
 async def _needs_more(ground: Ground, recipe: Recipe, first: Replay, boxes: Boxes) -> str:
-    """Why services do not start from locked packages alone; empty if they do. The code of a task is broken, so services
-    must not need it."""
+    """Return the reason why services do not start from locked packages alone, '' if they do. The code of a task is
+    broken, so services must not need it."""
     box = await boxes.without_repository(ground, first.installed)
     try:
         why = await try_services(box, recipe.start)

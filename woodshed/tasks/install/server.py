@@ -35,7 +35,7 @@ class IndexServer(ABC, Generic[Served]):
 
     @abstractmethod
     def answer(self, path: str) -> tuple[str, bytes] | None:
-        """(content type, body) of a decoded path, None if there is nothing. Called by several threads."""
+        """Return (content type, body) of a decoded path, None if there is nothing. Called by several threads."""
 
     @abstractmethod
     def close(self) -> None:

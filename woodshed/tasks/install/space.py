@@ -24,7 +24,7 @@ class Ground:
     """The initial state of an install: a ``package`` at a fixed commit with its layout, all its ``files``, the ``kit``
     of its language. ``base``: wheels of the pinned test runner, if that is pytest.
 
-    ``names``: names of the project, so that no copy of it is installed. ``version``: of its metadata.
+    ``names``: names of the project, so that no copy of it is installed. ``version``: from its metadata.
     ``passing_share``: share of the tests run that must pass in goals found by rules. ``built``: the files among
     ``files`` that were compiled here.
     """

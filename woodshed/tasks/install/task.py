@@ -95,7 +95,7 @@ async def make_install_task(ground: Ground, found: Install, depot: Sequence[Whee
 
 
 def _required(before: Observation, after: Observation) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(targets and tests that need the recipe, those that pass without it too). Raises Rejected."""
+    """Return (targets and tests that need the recipe, those that pass without it too). Raises Rejected."""
     missed = [f"`{one.goal.command}`: {one.why}" for one in after.reached.values() if not one.ok]
     if after.problem or missed:
         raise Rejected(f"the recipe does not reach its targets offline: {after.problem or missed[0]}")
@@ -238,7 +238,7 @@ async def install_tasks(
     progress: Callable[[int, int, str], None] | None = None,
     cache: Path | None = None,
 ) -> tuple[list[Task], dict[str, str]]:
-    """(tasks, source -> why it became none) of the ``outcomes`` that have an install in the folder ``installs``.
+    """Make tasks of the ``outcomes`` that have an install in ``installs``; return (tasks, source -> why it has none).
 
     Tasks that ``out`` holds already are kept. Raises PackageError if ``out`` cannot be used.
     """

@@ -24,7 +24,7 @@ _PLUGIN_OPTIONS = ("asyncio_mode", "asyncio_default_fixture_loop_scope", "anyio_
 def installed_package(
     package: Package, files: Mapping[str, bytes], found: Install, out: Path
 ) -> tuple[Package, dict[str, bytes]]:
-    """(``package``, ``files``) with what the install adds; the archive is kept below ``out``, since no index has it.
+    """Return (``package``, ``files``) with what the install adds. ``out`` keeps the archive, since no index has it.
 
     Raises PackageError if the install was made from other bytes, or if a Node project needs services.
     """

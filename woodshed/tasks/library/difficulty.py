@@ -81,7 +81,8 @@ class Spread:
 
 
 def spread(histories: Iterable[History]) -> list[Spread]:
-    """The spread of each policy and version, in order of rating. Tasks are the unit, as rollouts of one are alike."""
+    """Return the spread of each policy and version, in order of rating. Tasks are counted, because rollouts of the same
+    task are alike."""
     found: dict[tuple[str, int], list[Sequence[Rating]]] = {}
     for history in histories:
         by_policy: dict[tuple[str, int], list[Rating]] = {}

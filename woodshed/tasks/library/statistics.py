@@ -73,7 +73,7 @@ class Statistics:
     withheld: int = 0
 
     def groups(self) -> dict[str, dict[str, dict[str, float]]]:
-        """(all, generator, source or split) -> group -> {tasks, median of each measure}."""
+        """Return (all, generator, source or split) -> group -> {tasks, median of each measure}."""
         keys: dict[str, Callable[[Size], str]] = {
             "all": lambda s: "all tasks",
             "generator": lambda s: s.generator,

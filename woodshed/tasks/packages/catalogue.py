@@ -80,7 +80,7 @@ class Package:
 
     @property
     def kept(self) -> bool:
-        """Whether the build keeps the archive itself, because no package index has it."""
+        """True if the build keeps the archive itself, because no package index has it."""
         return bool(self.install) or (bool(self.origin) and not self.origin.startswith("pypi:"))
 
 
@@ -101,7 +101,7 @@ class Catalogue:
         return [self.packages[n] for n in names] if names else list(self.packages.values())
 
     def wheels_of(self, package: Package) -> list[tuple[str, tuple[Wheel, ...]]]:
-        """(group, wheels) of each group below a package's workspace, ``pytest`` first."""
+        """Return (group, wheels) of each group below a package's workspace, ``pytest`` first."""
         return [(group, self.wheels[group]) for group in ("pytest", *package.needs)]
 
     def furnished(self, package: Package) -> Package:

@@ -23,7 +23,7 @@ _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,80}[A-Za-z0-9])?")
 _VERSION = re.compile(r"[0-9][A-Za-z0-9.+!_-]{0,60}")
 
 MOUNT = SITE_PACKAGES
-"""Where the wheels are in a box: on the path of every interpreter there, after the standard library."""
+"""Folder of the wheels in a box. It is on the path of every interpreter there, after the standard library."""
 
 
 def dependency_layers(
@@ -63,7 +63,7 @@ def metadata_layer(name: str, version: str, layers: LayerStore) -> str:
 
 
 def metadata_file(name: str, version: str) -> tuple[str, bytes]:
-    """(place below ``MOUNT``, contents) of the installed metadata of a project.
+    """Return (place below ``MOUNT``, contents) of the installed metadata of a project.
 
     Both come from the project, so they are checked: raises PackageError unless they are a name and a version (PEP 508,
     PEP 440).

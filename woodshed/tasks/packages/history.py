@@ -59,7 +59,7 @@ def parse_log(output: bytes) -> list[Commit]:
 
 
 def merged_message(message: str) -> str:
-    """The title and body of a merged request; the message itself where it states none.
+    """Return the title and body of a merged request; the message itself if it states none.
 
     GitHub and GitLab write the branches into the first line of a merge, and the title below it.
     """

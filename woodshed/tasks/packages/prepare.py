@@ -196,7 +196,7 @@ def _read_run(path: Path) -> TestRun | None:
 
 
 def stable_tests(first: TestRun, second: TestRun) -> tuple[dict[str, float], dict[str, str]]:
-    """(test that passed both times -> coarse seconds, other test -> why it does not count)."""
+    """Return (test that passed both times -> coarse seconds, other test -> why it does not count)."""
     stable: dict[str, float] = {}
     unstable: dict[str, str] = {}
     for test, result in first.results.items():

@@ -16,7 +16,7 @@ from .index import Index, PackageError
 
 
 def is_cached(filename: str, sha256: str, *, cache: Path | None = None) -> bool:
-    """Whether ``fetch`` needs no network."""
+    """Return whether ``fetch`` needs no network."""
     return ((cache or cache_directory()) / "packages" / sha256[:16] / filename).is_file()
 
 

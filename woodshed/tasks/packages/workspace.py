@@ -46,7 +46,7 @@ def surroundings(files: Mapping[str, bytes], taken: Collection[str] = (), *, pro
 
 
 def is_surrounding(name: str, *, project: bool = True) -> bool:
-    """Whether a file is README, documentation or a project file."""
+    """Return whether a file is README, documentation or a project file."""
     path = PurePosixPath(name)
     if _LOG.search(name):
         return False
@@ -59,7 +59,7 @@ def is_surrounding(name: str, *, project: bool = True) -> bool:
 
 
 def is_text(data: bytes) -> bool:
-    """Whether a file is UTF-8 text of at most MAX_FILE_BYTES."""
+    """Return whether a file is UTF-8 text of at most MAX_FILE_BYTES."""
     if len(data) > MAX_FILE_BYTES or b"\0" in data:
         return False
     try:
@@ -100,17 +100,17 @@ def workspace_of(package: Package, files: dict[str, bytes]) -> dict[str, bytes]:
 
 
 def is_test(package: Package, name: str) -> bool:
-    """Whether a workspace file belongs to the tests, and so to the grader and not to the agent."""
+    """Return whether a workspace file belongs to the tests, and so to the grader and not to the agent."""
     return name == "pytest.ini" or any(below(name, root) for root in package.tests)
 
 
 def is_source(package: Package, name: str) -> bool:
-    """Whether a workspace file is Python code under test."""
+    """Return whether a workspace file is Python code under test."""
     return name.endswith(".py") and not is_test(package, name) and any(below(name, r) for r in package.sources)
 
 
 def pytest_ini(package: Package) -> bytes:
-    """The only pytest configuration in force; of the package's own it has the part that selects tests."""
+    """Return the only pytest configuration in force. It keeps the part of the package's own that selects tests."""
     loaded = "".join(f" -p {name}" for name in package.plugins)  # grading loads no other plugins
     own = f" {shlex.join(package.options)}" if package.options else ""
     addopts = f"addopts = -p no:cacheprovider{loaded}{own}"

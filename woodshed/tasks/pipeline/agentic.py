@@ -40,7 +40,7 @@ _CACHES = {"__pycache__", ".pytest_cache", ".hypothesis"}
 
 
 def removal_of(trial: Trial, left: Mapping[str, bytes]) -> Candidate:
-    """Read ``left``, the whole workspace afterwards, as a removal. Raises Rejected if it is none; runs no code."""
+    """Interpret ``left``, the whole workspace afterwards, as a removal. Raises Rejected if it is not; runs no code."""
     before, after = trial.workspace, without_caches(left)
     changed = sorted(n for n in {*before, *after} if before.get(n) != after.get(n))
     if not changed:
@@ -95,7 +95,7 @@ def _text(data: bytes) -> str:
 
 
 def _only_less(old: str, new: str) -> None:
-    """Raises Rejected if ``new`` adds lines, except placeholders: a removal adds no bug and no hint."""
+    """Raise Rejected if ``new`` adds lines, except placeholders: a removal adds no bug and no hint."""
     matcher = difflib.SequenceMatcher(None, old.split("\n"), new.split("\n"), autojunk=False)
     lines = new.split("\n")
     for kind, _, _, start, end in matcher.get_opcodes():
@@ -106,7 +106,7 @@ def _only_less(old: str, new: str) -> None:
 
 
 def _feature(trial: Trial, module: str, old: str, new: str) -> tuple[list[CoveredFunction], list[CoveredFunction]]:
-    """(public functions of the module that changed and that tests run, private ones)."""
+    """Return (public functions of the module that changed and that tests run, private ones)."""
     before, after = _functions(old), _functions(new)
     changed = {name for name, text in before.items() if after.get(name) != text}
     covered = [f for f in trial.suite.functions if f.module == module and f.name in changed]
@@ -208,7 +208,7 @@ async def removals(
     wishes: Wishes | None = None,
     report: BuildReport | None = None,
 ) -> list[Task]:
-    """``build_from_sources`` with a policy that proposes removals. Raises like that, and EndpointLost."""
+    """Run ``build_from_sources`` with a policy that proposes removals. Raises the same errors, and EndpointLost."""
     try:
         return await build_from_sources(
             sources=sources,

@@ -25,7 +25,7 @@ def held_out(settings: PackageTaskSettings) -> PackageTaskSettings:
 
 
 def check_held_out(settings: PackageTaskSettings, sources: Collection[str]) -> None:
-    """Raises PackageError if a source that is held out by ``--heldout`` is not among ``sources``."""
+    """Raise PackageError if a source that is held out by ``--heldout`` is not among ``sources``."""
     if "heldout_packages" not in settings.model_fields_set:
         return
     for name in settings.heldout_packages:
@@ -34,7 +34,7 @@ def check_held_out(settings: PackageTaskSettings, sources: Collection[str]) -> N
 
 
 def same_wishes(spec: SourceSpec, known: Package, catalogue: Catalogue, wishes: Wishes) -> None:
-    """Raises PackageError if a source was locked with other options than ``wishes``."""
+    """Raise PackageError if a source was locked with other options than ``wishes``."""
     locked = f"{spec.text} is locked in {SOURCES}"
     places = (
         ("--code", wishes.code, known.sources),
@@ -55,7 +55,7 @@ def same_wishes(spec: SourceSpec, known: Package, catalogue: Catalogue, wishes: 
 
 
 def _lacking(known: Package, catalogue: Catalogue, wishes: Wishes) -> list[str]:
-    """The ``--needs`` that were neither given before nor locked. Those that could not be fetched were reported then."""
+    """Return the ``--needs`` that were neither given before (even if they could not be fetched then) nor locked."""
     more = [text for text in wishes.needs if text not in known.asked]
     if known.language == "node":
         modules = {module.package for module in catalogue.modules.get(known.name, ())}
@@ -65,7 +65,7 @@ def _lacking(known: Package, catalogue: Catalogue, wishes: Wishes) -> list[str]:
 
 
 def _digest(spec: SourceSpec, known: Package, wishes: Wishes) -> str:
-    """Digest of the install that ``--install`` gives; of the locked one if that has none."""
+    """Return the digest of the install in the folder ``--install``, or of the locked one if the folder has none."""
     assert wishes.installs is not None
     try:
         return find_install(wishes.installs, spec.origin).digest

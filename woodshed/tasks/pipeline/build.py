@@ -37,7 +37,7 @@ from .pin import Pinned, Pinner, Wishes
 
 @dataclass(frozen=True)
 class BuildContext:
-    """What all sources of a build share; ``boxes`` limits how many boxes work at once."""
+    """Objects that all sources of a build share; ``boxes`` limits how many boxes work at once."""
 
     settings: PackageTaskSettings
     catalogue: Catalogue
@@ -80,10 +80,10 @@ async def build_from_sources(
 
     ``collections`` are benchmarks by name; sources written ``NAME:PATH`` with one of these names, and sources of the
     user's own (``"module:function"``), come first and are read again each time. Sources that ``out/sources.toml`` holds
-    are taken from there; others are pinned first. Killed at any moment, the same call goes on and ends with the same
-    folder. A source that cannot be used is reported and left out; PackageError where none can be, a source is not
-    written properly, an option would change nothing, or ``out`` cannot be used. ``reworder`` puts instructions into a
-    policy's words.
+    are taken from there; others are pinned first. After a kill at any moment, the same call continues and ends with the
+    same folder. A source that cannot be used is reported and left out. Raises PackageError if no source can be used, a
+    source is malformed, an option would have no effect, or ``out`` cannot be used. ``reworder`` has a policy reword the
+    instructions.
     """
     report = report if report is not None else BuildReport()
     collected: dict[str, tuple[str, BuildCollection]] = {}
@@ -174,7 +174,7 @@ async def build_from_sources(
 async def build_custom(source: str, context: BuildContext) -> tuple[list[Task], PackageYield]:
     """Build tasks from a source of the user's own, ``"module:function"``, each through every gate; resumable.
 
-    ``tasks_per_package`` are asked for, a ``heldout_share`` of them held out. A task that fails a gate is left out.
+    Asks for ``tasks_per_package`` tasks, a ``heldout_share`` of them held out. A task that fails a gate is left out.
     """
     settings, start, name = context.settings, perf_counter(), source_name(source)
     heldout = round(settings.tasks_per_package * (1 if name in settings.heldout_packages else settings.heldout_share))
@@ -229,7 +229,7 @@ async def _pinned(
     pinner: Pinner,
     progress: Progress | None,
 ) -> tuple[list[Pinned], list[PackageYield]]:
-    """(pinned package of each spec, in order; report line of each that cannot be used). ``names``: of new specs."""
+    """Return (pinned package of each spec, in order; report line of each unusable one). ``names``: of new specs."""
 
     async def one(spec: SourceSpec) -> Pinned | PackageYield:
         known = lock.find(spec)

@@ -175,7 +175,7 @@ class Pinner:
     async def _suite(
         self, package: Package, catalogue: Catalogue, files: dict[str, bytes]
     ) -> tuple[Suite | None, SuiteError | None, str]:
-        """(suite, why there is none, output of pytest about everything that failed)."""
+        """Return (suite, why there is none, output of pytest about everything that failed)."""
         names = await asyncio.to_thread(self._layers, package, catalogue)
         paths = tuple(self.layers.path(layer) for layer in names)
         try:
@@ -210,7 +210,7 @@ def _check_functions(name: str, suite: Suite | None) -> None:
 
 
 def missing_advice(missing: Sequence[str], names: Collection[str]) -> str:
-    """What to do about modules that tests cannot import. ``names``: canonical names of everything that the project
+    """Return advice about modules that tests cannot import. ``names``: canonical names of everything that the project
     states; if one of these cannot be imported, it is compiled or contradicts the rest, and ``--needs`` does not help.
     """
     stated = [module for module in missing if set(possible_names(module)) & set(names)]
@@ -227,5 +227,5 @@ def missing_advice(missing: Sequence[str], names: Collection[str]) -> str:
 
 
 def is_own_module(module: str, package: Package) -> bool:
-    """Whether the module is the project's own, so that no wheel can provide it."""
+    """Return whether the module is the project's own, so that no wheel can provide it."""
     return any(Path(root).name.removesuffix(".py") == module for root in (*package.sources, *package.tests))

@@ -28,12 +28,12 @@ class TaskSource(Protocol):
 
 
 def is_source_reference(text: str) -> bool:
-    """Whether a source on the command line is a reference, and not a path or a package of an index."""
+    """Return whether a source on the command line is a reference, and not a path or a package of an index."""
     return _REFERENCE.fullmatch(text) is not None and not Path(text).exists()
 
 
 def load_source(reference: str) -> TaskSource:
-    """The source of a reference ``"module:function"``. Raises ValueError that says what is wrong."""
+    """Load the source of a reference ``"module:function"``. Raises ValueError that says what is wrong."""
     source = load_reference(reference, "task source")
     if not callable(source):
         raise ValueError(f"task source: {reference!r} is not a function of (folder, split, count, seed)")
@@ -47,7 +47,7 @@ def load_source(reference: str) -> TaskSource:
 def draw_tasks(reference: str, folder: Path, *, split: str, count: int, seed: int) -> Iterator[Task]:
     """Empty ``folder``, call the source and yield each task that it wrote, as it is on disk.
 
-    Raises TaskError, naming source and task, where the source raises or breaks the contract of ``TaskSource``.
+    Raises TaskError, naming source and task, if the source raises or breaks the contract of ``TaskSource``.
     """
     source = load_source(reference)
     shutil.rmtree(folder, ignore_errors=True)

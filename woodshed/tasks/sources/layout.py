@@ -119,8 +119,8 @@ def _narrowed(root: str, modules: Sequence[str]) -> list[str]:
 def _sources(
     project: Project, tests: Sequence[str], roots: Sequence[str] = ()
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(import roots, roots of the code): from the given ``roots``, else ``src/``, packages beside ``setup.py``, the
-    projects of a monorepo, or single modules."""
+    """Return (import roots, roots of the code): from the given ``roots``, else ``src/``, packages beside ``setup.py``,
+    the projects of a monorepo, or single modules."""
     code = [n for n in project.files if n.endswith(".py") and not any(_below(n, t) for t in tests)]
     if roots:
         return tuple(roots), _below_all(code, roots)
@@ -162,7 +162,7 @@ def _members(project: Project, code: Sequence[str]) -> tuple[str, ...]:
 
 
 def _top(code: Sequence[str], base: str, *, member: bool = False) -> tuple[str, ...]:
-    """Paths that can be imported from ``base``. ``member``: it is a project's folder and holds more than code."""
+    """Return the paths that can be imported from ``base``. ``member``: ``base`` is a project folder, not only code."""
     mixed = member or not base
     prefix = f"{base}/" if base else ""
     inner = [n.removeprefix(prefix) for n in code if n.startswith(prefix)]

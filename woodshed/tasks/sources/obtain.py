@@ -23,10 +23,10 @@ from .spec import SourceSpec
 def obtain(
     spec: SourceSpec, name: str, out: Path, *, history: bool = False, cache: Path | None = None
 ) -> tuple[Package, dict[str, bytes], list[str]]:
-    """(package without its layout, its files, notes). Archives that no index has are kept below ``out``, and with
-    ``history`` the commits of a repository.
+    """Fetch a source and return (package without its layout, its files, notes).
 
-    Raises PackageError, which says what is wrong with the source and what to do.
+    Archives that no index has are kept below ``out``, with ``history`` also the commits of a repository. Raises
+    PackageError, which says what is wrong with the source and what to do.
     """
     notes: list[str] = []
     commit, integrity = "", ""

@@ -191,7 +191,7 @@ def _at_commit(folder: Path, commit: str, place: str) -> Snapshot:
 
 
 def _differs(path: Path, data: bytes) -> bool:
-    """Whether a file differs from the commit. Not by ``git status``, which would run filters of the repository."""
+    """Return whether a file differs from the commit, without ``git status``, which would run repository filters."""
     try:
         return path.read_bytes().replace(b"\r\n", b"\n") != data.replace(b"\r\n", b"\n")
     except OSError:

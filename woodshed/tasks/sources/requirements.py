@@ -210,7 +210,7 @@ def _runtime(project: Project) -> list[Requirement]:
 
 
 def _groups(project: Project) -> list[tuple[str, Requirement]]:
-    """(name of the group or of its file, requirement) of each requirement in a group."""
+    """Return (name of the group or of its file, requirement) of each requirement in a group."""
     found: list[tuple[str, str, str]] = []
     for table in (project.table("project", "optional-dependencies"), project.table("dependency-groups")):
         for group, lines in table.items():

@@ -67,7 +67,7 @@ def resolve(requirements: Sequence[Requirement], base: Sequence[Wheel], *, witho
 
 
 def check_import_names(wheel: Wheel, path: Path, roots: Sequence[str]) -> None:
-    """Raises PackageError if a wheel holds a module named like one of ``roots``: it would shadow the workspace."""
+    """Raise PackageError if a wheel holds a module named like one of ``roots``: it would shadow the workspace."""
     names = {Path(root).name.removesuffix(".py") for root in roots}
     if clash := names & _top_names(path):
         raise PackageError(

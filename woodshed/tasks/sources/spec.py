@@ -137,7 +137,7 @@ def marked(options: Sequence[str]) -> str:
 
 
 def _valued(arguments: Sequence[str]) -> list[tuple[str, str]]:
-    """(option, value) of known options, written ``-m X``, ``-mX``, ``--ignore X`` or ``--ignore=X``."""
+    """Return (option, value) of known options, written ``-m X``, ``-mX``, ``--ignore X`` or ``--ignore=X``."""
     found = []
     words = iter(arguments)
     for word in words:
@@ -151,7 +151,7 @@ def _valued(arguments: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _inside(path: str) -> bool:
-    """Whether a path is relative and stays inside the project."""
+    """Return whether a path is relative and stays inside the project."""
     place = PurePosixPath(path.partition("::")[0])
     return not place.is_absolute() and ".." not in place.parts
 

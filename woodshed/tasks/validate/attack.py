@@ -19,12 +19,12 @@ UNREWARDED = "the honest fix is not rewarded"
 
 
 def attacked(slugs: Sequence[str]) -> str:
-    """The task that is attacked for all of ``slugs``: always the same one."""
+    """Return the one of ``slugs`` whose task is attacked for all of them; it is always the same one."""
     return min(slugs, key=lambda slug: hashlib.sha256(slug.encode()).digest())
 
 
 async def attack(task: Task, most: int, backend: Backend, layers: LayerStore) -> str:
-    """Why ``task`` must be dropped; empty if the controls and ``most`` exploits, drawn by its name, end as they must.
+    """Return the reason to drop ``task``, '' if the controls and ``most`` exploits, drawn by its name, end as wanted.
 
     Raises SandboxError if an attack makes the sandbox itself fail.
     """

@@ -120,7 +120,7 @@ async def check_folders(
 
 
 def mark_twins(verdicts: list[Verdict]) -> None:
-    """The ``twin`` gate, which compares all tasks with each other."""
+    """Run the ``twin`` gate, which compares all tasks with each other."""
     tasks = [Task.load(verdict.path) for verdict in verdicts if "task" not in verdict.failures]
     twins = twins_of_heldout(tasks)
     for verdict in verdicts:
@@ -163,7 +163,7 @@ async def _check(folder: Path, backend: Backend, layers: LayerStore, exploits: i
 
 
 async def _attack(task: Task, exploits: int, backend: Backend, layers: LayerStore, verdict: Verdict) -> None:
-    """The ``exploit`` gate: a sample of the battery, drawn by the task's name."""
+    """Run the ``exploit`` gate: a sample of the battery, drawn by the task's name."""
     if task.info.kind == "exercise":
         verdict.unchecked["exploit"] = "its tests are a benchmark's"
     elif task.withheld or task.info.grader == "install":

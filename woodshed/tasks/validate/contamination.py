@@ -76,7 +76,7 @@ def contamination(repositories: Mapping[str, Mapping[str, bytes]], texts: Iterab
 
 
 def _functions(data: bytes) -> Iterable[tuple[str, frozenset[Gram]]]:
-    """(name, 8-grams) of every Python function, as written and as unparsed."""
+    """Yield (name, 8-grams) of every Python function, as written and as unparsed."""
     source = data.decode("utf-8", "replace")
     try:
         tree = ast.parse(source)
@@ -94,7 +94,7 @@ def _functions(data: bytes) -> Iterable[tuple[str, frozenset[Gram]]]:
 
 
 def _javascript(data: bytes) -> Iterable[tuple[str, frozenset[Gram]]]:
-    """(name, 8-grams) of every JavaScript function; none if the file does not parse."""
+    """Yield (name, 8-grams) of every JavaScript function; none if the file does not parse."""
     try:
         found = functions_of(data)
     except SyntaxError:

@@ -153,7 +153,7 @@ async def _untouched(task: Task, graded: Graded, report: GateReport) -> None:
 
 
 async def _reasons(task: Task, backend: Backend, layers: LayerStore, report: GateReport) -> None:
-    """The ``reason`` gate: in the untouched workspace, tests fail because of the code, not of something around it."""
+    """Run the ``reason`` gate: in the untouched workspace, tests fail because of the code, not of its surroundings."""
     box = await create_box(backend, box_spec(task, layers), task.info.start)
     try:
         await lay_tests(task, box, {})
@@ -169,7 +169,7 @@ async def _reasons(task: Task, backend: Backend, layers: LayerStore, report: Gat
 
 
 async def _guesses(task: Task, backend: Backend, layers: LayerStore, report: GateReport) -> None:
-    """The ``guess`` gate: code that computes nothing must not pass. Not for exercises, tested by a benchmark."""
+    """Run the ``guess`` gate: code that computes nothing must not pass. Not for exercises, tested by a benchmark."""
     how = NODE if task.info.grader == "node" else PYTEST
     try:
         found = await reference(task, backend, layers, how)
@@ -185,7 +185,7 @@ def _missing_names(task: Task) -> frozenset[str]:
 
 
 def _files(task: Task, report: GateReport) -> None:
-    """The ``files`` gate: every file of the workspace has a known type, is text, or was compiled from its sources."""
+    """Run the ``files`` gate: every workspace file has a known type, is text, or was compiled from its sources."""
     built = task.info.provenance.get("built", "").split(", ")
     for path, data in task.workspace_files().items():
         if path not in built and not is_text(path, data):
@@ -193,7 +193,7 @@ def _files(task: Task, report: GateReport) -> None:
 
 
 def is_text(path: str, data: bytes) -> bool:
-    """Whether a file has a known type, or is UTF-8 text whatever its name."""
+    """Return whether a file has a known type, or is UTF-8 text whatever its name."""
     if PurePosixPath(path).suffix in TEXT_TYPES:
         return True
     try:

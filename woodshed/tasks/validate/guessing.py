@@ -29,14 +29,14 @@ more answers by heart it would give all of them."""
 
 
 def guessable(found: Reference, functions: Mapping[str, Iterable[str]]) -> tuple[str, ...]:
-    """Names of the ``functions`` (name -> tests that run it) for which a table of answers would do: none of their tests
+    """Return the ``functions`` (name -> tests that run it) that a table of answers could replace: none of their tests
     has a value that tells a fix from a guess."""
     told = told_in(found)
     return tuple(name for name, tests in functions.items() if not any(test.partition("[")[0] in told for test in tests))
 
 
 def too_cheap(found: Reference, answered: Sequence[Values], by_heart: Sequence[Values]) -> str:
-    """Why the task is rejected, else empty: some answers come too close to ``found``, those of the solution.
+    """Return the reason to reject the task if guesses come too close to ``found``, the solution's answers; else ''.
 
     ``answered``: values of constant answers on other inputs; ``by_heart``: values of the visible answers by heart.
     """
@@ -64,7 +64,7 @@ def stubs(task: Task) -> list[dict[str, bytes]]:
 
 
 def by_heart(task: Task) -> tuple[dict[str, bytes], list[dict[str, bytes]]]:
-    """(files that record the solution's answers in the box, submissions that know only these answers)."""
+    """Return (files that record the solution's answers in the box, submissions that know only these answers)."""
     way = node_by_heart if task.info.grader == NODE else python_by_heart
     ways = node_by_heart.WAYS if task.info.grader == NODE else ELSEWHERE
     if not (teacher := way.teach(task)):
@@ -75,8 +75,8 @@ def by_heart(task: Task) -> tuple[dict[str, bytes], list[dict[str, bytes]]]:
 async def cheaply(
     task: Task, found: Reference, backend: Backend, layers: LayerStore, how: Altering
 ) -> tuple[str, Reference]:
-    """(why the task is rejected, else empty; ``found`` without the values that guesses give), each guess in a box of
-    its own."""
+    """Run each guess in a box of its own; return (reason to reject the task or '', ``found`` without the values that
+    guesses give)."""
     teacher, pupils = by_heart(task)
     cheap = [await answers(task=task, submission=stub, backend=backend, layers=layers, how=how) for stub in stubs(task)]
     known = [

@@ -149,7 +149,7 @@ def _sqlite(data: bytes) -> Iterator[bytes]:
 
 
 def fingerprints(code: CodeType) -> Iterator[tuple[str, str]]:
-    """(name, digest of instructions, names and plain constants) of a code object and those inside it."""
+    """Yield (name, digest of instructions, names and plain constants) of a code object and those inside it."""
     constants = [repr(c) for c in code.co_consts if not isinstance(c, CodeType)]
     text = json.dumps([code.co_code.hex(), list(code.co_names), list(code.co_varnames), constants])
     yield code.co_name, hashlib.sha256(text.encode()).hexdigest()

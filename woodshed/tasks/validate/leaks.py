@@ -96,7 +96,7 @@ def scan(files: Mapping[str, bytes], before: Mapping[str, bytes], gold: Mapping[
 
 
 def forbidden_name(path: str) -> bool:
-    """Whether a file is a leak by its name alone: version control, a cache, an installed copy, a backup."""
+    """Return whether a file is a leak by its name alone: version control, a cache, an installed copy, a backup."""
     return _FORBIDDEN.search(path) is not None
 
 

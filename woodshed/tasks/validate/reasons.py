@@ -38,7 +38,7 @@ def wrong_reason(text: str, defined: Iterable[str] = (), grader: str = "pytest")
 
 
 def names_missing(text: str, defined: Iterable[str]) -> bool:
-    """Whether the output ``text`` of pytest reports that a name is missing which only the solution defines."""
+    """Return whether the output ``text`` of pytest reports that a name is missing which only the solution defines."""
     lines = [line for line in text.splitlines() if _LACKS.search(line)]
     return bool({part for line in lines for name in _NAMED.findall(line) for part in name.split(".")} & set(defined))
 

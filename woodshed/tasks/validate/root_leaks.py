@@ -61,8 +61,8 @@ def scan_root(task: Task, layers: LayerStore) -> list[Leak]:
 
 @dataclass(frozen=True)
 class NgramIndex:
-    """Which file has which n-grams. ``hashes``: uint32 ``[G]``, sorted, one entry per n-gram and file; ``files``:
-    uint32 ``[G]``, indices into ``names``."""
+    """Map from n-grams to files. ``hashes``: uint32 ``[G]``, sorted, one entry per n-gram and file; ``files``: uint32
+    ``[G]``, indices into ``names``."""
 
     hashes: NDArray[np.uint32]
     files: NDArray[np.uint32]
@@ -145,7 +145,7 @@ def index_of_host() -> NgramIndex:
 
 
 def _readable(place: str, masked: frozenset[str]) -> Iterator[tuple[str, os.stat_result]]:
-    """(path, status) of files below ``place`` that may be code or archives."""
+    """Yield (path, status) of files below ``place`` that may be code or archives."""
     for folder, inside, names in os.walk(place):
         inside[:] = sorted(n for n in inside if n != "__pycache__" and f"{folder}/{n}" not in masked)
         for name in sorted(names):

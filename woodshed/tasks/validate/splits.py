@@ -45,7 +45,7 @@ def near_duplicates(tasks: Sequence[Task], changes: Sequence[Change], threshold:
 
 
 def similar(changes: Sequence[Change], threshold: float = THRESHOLD) -> Iterator[tuple[int, int, float]]:
-    """(index, index, similarity) of each pair of ``changes`` with a similarity of at least ``threshold``."""
+    """Yield (index, index, similarity) of each pair of ``changes`` with a similarity of at least ``threshold``."""
     sets = [shingles(change) for change in changes]
     holders: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for number, own in enumerate(sets):

@@ -19,7 +19,7 @@ Facts = dict[str, Any]
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt. ``kernel``: it asks the kernel for something dangerous, and applies only to the host's kernel."""
+    """One attempt. ``kernel``: True if it makes dangerous system calls; it then applies only to the host's kernel."""
 
     name: str
     tries: str
@@ -55,7 +55,7 @@ def prctl(option: int) -> int:
 
 def looked_at(x86_64: int, aarch64: int, *arguments: object) -> str:
     """Return evidence that the kernel did not refuse a call outright: it succeeded, or rejected only the arguments.
-    Raises OSError where it did refuse."""
+    Raises OSError if it did refuse."""
     try:
         return f"answered {syscall(x86_64, aarch64, *arguments)}"
     except OSError as error:

@@ -1,7 +1,7 @@
 """Attempts to gain privileges, to use dangerous parts of the kernel, and to read memory shared with the host.
 
-Those on the kernel use calls that a box does not need and that past escapes have used. They apply only where the kernel
-is the host's.
+Attempts on the kernel make system calls that a box does not need and that past escapes have used. They apply only to
+boxes that run on the host's kernel.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def pair(
 
 
 def check(result: int) -> int:
-    """Return the result of a C function. Raises OSError where it is negative."""
+    """Return the result of a C function. Raises OSError if it is negative."""
     if result < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return result
@@ -120,7 +120,7 @@ def main(side: str, name: str) -> None:
 
 
 def leave(said: str) -> None:
-    """Write the attacker's report. Where it has used up its own descriptors or space, free some first."""
+    """Write the attacker's report. If it has used up its own descriptors or space, free some first."""
     while True:
         try:
             with open(f"{TAKEN}.new", "w") as file:

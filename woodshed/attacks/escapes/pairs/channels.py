@@ -151,7 +151,7 @@ def _watch(paths: list[str]) -> str:
             HELD.append([folder])
             fcntl.fcntl(folder, fcntl.F_NOTIFY, fcntl.DN_ACCESS | fcntl.DN_MODIFY | fcntl.DN_MULTISHOT)
     with contextlib.suppress(BlockingIOError):
-        os.read(instance, 1 << 16)  # of the folders that were opened just now
+        os.read(instance, 1 << 16)  # discard the events of the folders opened above
     return f"{len(_watched)} watches"
 
 

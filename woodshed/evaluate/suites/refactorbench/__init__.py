@@ -1,1 +1,1 @@
-"""RefactorBench as a person has it on disk: refactorings to measure with, whose solutions its authors keep back."""
+"""RefactorBench, from a local copy: refactoring tasks for evaluation only, as the authors withhold the solutions."""

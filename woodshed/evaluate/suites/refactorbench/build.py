@@ -1,6 +1,7 @@
-"""Tasks of RefactorBench: what its tests say of the untouched repository, and every gate that needs no solution.
+"""Build task directories from RefactorBench, with its own tests in the place that they expect, and no solution.
 
-What a task of RefactorBench looks like as a task directory: its own tests where they expect to be, no solution.
+Its tests are run on the untouched repository to find those that must pass, and every gate that needs no solution is
+checked.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from woodshed.tasks.validate.gates import check_task
 from .read import NAME, Refactoring, Repository, read_tasks, read_workspace
 
 FOLDER = NAME
-"""Where the test is laid, below the repository's root: it reads ``../NAME``."""
+"""Folder of the test below the repository's root: the test reads files as ``../NAME``."""
 IMPORT_PATH = (MOUNT, f"{WORKDIR}/{FOLDER}")
-"""``sys.path`` of the run: nothing that an agent wrote is on it."""
+"""``sys.path`` of the run; it has no files that an agent wrote."""
 
 _CONFTEST = b'''"""The tests name files relative to their own folder, so they run in it."""
 
@@ -54,13 +55,14 @@ def _in_this_folder():
     yield
     os.chdir(before)
 '''
-# The repository's own conftest.py would import what is not installed.
+# The repository's own conftest.py would import packages that are not installed.
 _INI = f"[pytest]\naddopts = -p no:cacheprovider --confcutdir={FOLDER}\n".encode()
 
 
 @dataclass(frozen=True)
 class Found:
-    """What the tests of a task say of the untouched repository. ``seconds``: of the slower run of all."""
+    """Results of a task's tests on the untouched repository: ids of the failing (``broken``) and passing (``whole``)
+    tests. ``seconds``: duration of all tests in the slower of the two runs."""
 
     broken: Sequence[str]
     whole: Sequence[str]
@@ -68,7 +70,7 @@ class Found:
 
 
 def test_file(task: Refactoring) -> str:
-    """Where its test is laid. Names of RefactorBench's own files are no names of modules."""
+    """Return the path of the task's test. RefactorBench's own file names are not valid module names."""
     return f"{FOLDER}/test_{''.join(c if c.isalnum() else '_' for c in task.name)}.py"
 
 
@@ -76,7 +78,7 @@ test_file.__test__ = False  # type: ignore[attr-defined]
 
 
 def grader_files(task: Refactoring) -> dict[str, bytes]:
-    """What is laid over the repository: the test, and what makes it run in its folder."""
+    """Return the files that are added to the repository: the test, and configuration that runs it in its folder."""
     return {test_file(task): task.test, f"{FOLDER}/conftest.py": _CONFTEST, "pytest.ini": _INI}
 
 
@@ -91,7 +93,8 @@ def save_refactoring(
     layers: tuple[str, ...],
     test_timeout: float,
 ) -> Task:
-    """Write the task directory. ``runner``: what needs the ``layers``; ``test_timeout``: least seconds for one test."""
+    """Write the task directory. ``runner``: the test runner, which needs the ``layers``; ``test_timeout``: minimum time
+    limit of one test, in seconds."""
     project = task.repository.removesuffix("_refactor")
     info = TaskInfo(
         family="package",
@@ -138,9 +141,10 @@ _KIND = "refactor"
 
 
 async def build_refactorbench(source: str, context: BuildContext) -> tuple[list[Task], PackageYield]:
-    """Tasks of the copy that ``refactorbench:PATH`` names, at most ``tasks_per_package``, under ``out``; resumable.
+    """Build tasks from the copy that ``refactorbench:PATH`` names, at most ``tasks_per_package``, under ``out``;
+    resumable.
 
-    All are held out, whatever ``heldout_share`` says. Raises PackageError where the copy is none.
+    All are held out, whatever ``heldout_share`` is. Raises PackageError if there is no valid copy.
     """
     settings, catalogue, backend, layers = context.settings, context.catalogue, context.backend, context.layers
     out, boxes, cache = context.out, context.boxes, context.cache
@@ -175,7 +179,7 @@ def _attempts(
     runner: Package,
     names: tuple[str, ...],
 ) -> Iterator[Attempt]:
-    """One for each task; a repository is read when its first task comes, and forgotten after its last."""
+    """Yield one attempt for each task. A repository is read at its first task and released after its last."""
     for name, members in groupby(tasks, key=lambda task: task.repository):
         trial = _Trial(read_workspace(folder, name), settings, backend, layers, runner, names)
         for task in members:
@@ -185,7 +189,7 @@ def _attempts(
 
 @dataclass
 class _Trial:
-    """Tries the tasks of one repository. ``names``: layers with what ``runner`` needs, the test runner."""
+    """Tries the tasks of one repository. ``runner``: the test runner; ``names``: layers with what it needs."""
 
     repository: Repository
     settings: PackageTaskSettings
@@ -196,14 +200,14 @@ class _Trial:
     _base: str = ""
 
     def slug(self, task: Refactoring) -> str:
-        """Name of the task directory; another copy of the files or of the texts has another."""
+        """Return the name of the task directory; it contains a digest of the files and texts."""
         parts = [self.repository.sha256.encode(), task.test, *(text.encode() for text in task.instructions.values())]
         digest = hashlib.sha256(b"\0".join(parts)).hexdigest()[:8]
         project = task.repository.removesuffix("_refactor")
         return f"{NAME}-{project}-{''.join(c if c.isalnum() else '-' for c in task.name.lower())}-{digest}"
 
     async def run(self, slug: str, task: Refactoring, out: Path) -> Task:
-        """The finished task in ``out``, which is not there where Rejected is raised."""
+        """Build and check the task in ``out``; return it. Raises Rejected, and then removes ``out``."""
         if any(is_stray(name) for name in task.reads):
             raise Rejected("its test reads a file that never crosses into grading (setup.py, conftest.py, ...)")
         found = await self._found(task)
@@ -230,7 +234,8 @@ class _Trial:
             raise
 
     async def _found(self, task: Refactoring) -> Found:
-        """What fails and what passes untouched, in both orders. Raises Rejected."""
+        """Run the tests on the untouched repository, in both orders, and return what fails and passes. Raises
+        Rejected."""
         limit = self.settings.test_timeout_sec
         phases = [
             Phase([test_file(task)], None, timeout=120.0, test_timeout=limit, reverse=again, fresh=again)
@@ -256,7 +261,7 @@ class _Trial:
         return Found(sorted(broken), sorted(whole), seconds)
 
     def _spec(self, task: Refactoring) -> BoxSpec:
-        """A box with the test over the repository, which lies in a layer that the boxes of its tasks share."""
+        """Return the spec of a box with the test on top of the repository, whose layer the boxes of its tasks share."""
         self._base = self._base or self.layers.add("workspace", self._fill)
         stack = tuple(self.layers.path(name) for name in (*self.names, self._base))
         files = {f"{WORKDIR}/{name}": data for name, data in grader_files(task).items()}

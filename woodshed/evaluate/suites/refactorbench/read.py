@@ -1,6 +1,6 @@
-"""A copy of RefactorBench: which test belongs to which task, what its authors say of it, and the repositories.
+"""Read a copy of RefactorBench: its tasks with tests and instructions, and its repositories.
 
-Everything is read as text or data; nothing of the copy runs here.
+Everything is read as text or data; no code of the copy is run here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from woodshed.tasks.validate.leaks import forbidden_name
 
 NAME = "refactorbench"
 STYLES = {"precise": "descriptive", "normal": "base", "terse": "lazy"}
-"""Level of an instruction -> what RefactorBench calls that style."""
+"""RefactorBench's name of the style, by level of the instruction."""
 
 _LAYOUT = "scripts/base_mapping.py, problems/STYLE_problems/REPOSITORY, tests/REPOSITORY and repositories/REPOSITORY"
 _TEST = re.compile(r"\.\./tests/([A-Za-z0-9][\w.-]*)/([A-Za-z0-9][\w.-]*\.py)")
@@ -30,8 +30,9 @@ _UP = "../"
 
 @dataclass(frozen=True)
 class Refactoring:
-    """One task. ``repository``: name of its folder; ``instructions``: level -> text; ``test``: a unittest file that
-    runs in a folder of the repository; ``reads``: globs of what it reads, relative to the repository."""
+    """One task. ``repository``: name of its folder; ``instructions``: text by level; ``test``: a unittest file that
+    runs in a folder of the repository; ``reads``: globs of the files that the test reads, relative to the
+    repository."""
 
     name: str
     repository: str
@@ -50,7 +51,8 @@ class Repository:
 
 
 def read_tasks(source: str) -> tuple[Path, list[Refactoring]]:
-    """The folder of the copy, and its tasks by repository and name. PackageError says what it should look like."""
+    """Return the folder of the copy, and its tasks sorted by repository and name. Raises PackageError, which says what
+    the copy should look like."""
     folder = Path(source.partition(":")[2]).expanduser()
     if not folder.is_dir():
         raise PackageError(f"{source}: no such folder; give the copy of RefactorBench that you have")
@@ -63,7 +65,8 @@ def read_tasks(source: str) -> tuple[Path, list[Refactoring]]:
 
 
 def read_workspace(folder: Path, repository: str) -> Repository:
-    """What an agent gets of a repository: text of at most 512 KiB a file, without caches and version control."""
+    """Read the part of a repository that an agent gets: text files of at most 512 KiB, without caches and version
+    control. Raises PackageError if the folder is missing."""
     place = folder / "repositories" / repository
     if not place.is_dir():
         raise PackageError(
@@ -78,9 +81,9 @@ def read_workspace(folder: Path, repository: str) -> Repository:
 
 
 def files_read(test: bytes) -> tuple[str, ...]:
-    """Globs of the files that a test names, which it does relative to a folder of the repository (``../NAME``).
+    """Return globs of the files that a test names; it names them relative to a folder of the repository (``../NAME``).
 
-    Raises SyntaxError and ValueError where it is no Python.
+    Raises SyntaxError or ValueError if the test is not Python.
     """
     tree = ast.parse(test)
     texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
@@ -94,7 +97,7 @@ def _is_folder(name: str) -> bool:
 
 
 def _mapping(path: Path) -> dict[str, str]:
-    """The dictionary of a mapping script, ``{TEST: PROBLEM}``, read and not run."""
+    """Return the dictionary ``{TEST: PROBLEM}`` of a mapping script, which is parsed but not run."""
     try:
         body = ast.parse(_text(path)).body
         values = [ast.literal_eval(node.value) for node in body if isinstance(node, ast.Assign)]
@@ -126,7 +129,7 @@ def _task(folder: Path, mapping: Path, test: object, problem: object) -> Refacto
 
 
 def _text(path: Path) -> str:
-    """A regular file as text. PackageError names it otherwise."""
+    """Read a regular file as text. Raises PackageError, which names the file."""
     try:
         if path.is_symlink() or not path.is_file():
             raise PackageError(f"{path}: no such file; expected {_LAYOUT}")

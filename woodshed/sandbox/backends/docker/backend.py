@@ -1,7 +1,7 @@
 """Boxes in containers of docker or podman, driven by the engine's command line.
 
-The first process of a container is the same agent as in other boxes, on an interpreter that we bring, so that any Linux
-image works. A snapshot of files is a commit; a fork is a container of that image.
+The first process of a container is the same agent as in other boxes. Its interpreter is mounted from the host, so any
+Linux image works. A snapshot of files is a commit; a fork is a container of that image.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .runtime import runtime
 class DockerBackend:
     """Makes boxes with the engine ``name``, ``docker`` or ``podman``.
 
-    Belongs to the event loop that first uses it; ``root`` holds one folder while it runs.
+    Belongs to the event loop that first uses it. Keeps one folder in ``root`` while it is open.
     """
 
     def __init__(self, name: str = "docker", root: Path | None = None, *, max_starting: int = 8) -> None:
@@ -98,7 +98,7 @@ class DockerBackend:
         self._work = self._images = self._ready = None
 
     async def commit(self, box: DockerBox) -> Snapshot:
-        """Called through ``box.snapshot``."""
+        """Commit a box as an image; called through ``box.snapshot``."""
         images = await self._start()
         image = await images.commit(box.container.name, box.image)
         parent = box.image.name if box.image.name in self._snapshots else None
@@ -106,7 +106,7 @@ class DockerBackend:
         return Snapshot(image.name, "fs", self.name, parent, await images.size(image.name))
 
     async def retire(self, box: DockerBox) -> None:
-        """Called through ``box.close``."""
+        """End a box; called through ``box.close``."""
         await box.container.end()
         if box in self._boxes:
             self._boxes.discard(box)
@@ -131,7 +131,7 @@ class DockerBackend:
             raise
 
     async def _prepare(self) -> Images:
-        await self._engine.run("version", seconds=30)  # the client alone is not an engine
+        await self._engine.run("version", seconds=30)  # fails if the client has no running engine
         self._work = owned_folder(self._root)
         copy_agent(str(self._work))
         self._runtime = await asyncio.to_thread(runtime)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .backend import DockerBackend
 
 _OVERHEAD = 256 << 20
-"""Bytes that the first process and the kernel may take besides a box's memory."""
+"""Bytes that the first process and the kernel may take in addition to a box's memory."""
 _END_SECONDS = 20.0
 
 
@@ -55,7 +55,7 @@ class Container:
             await self._process.wait()
 
     async def cause(self) -> str:
-        """Wait until the container ends; return why it did."""
+        """Wait until the container ends; return the reason why it ended."""
         await self.end()
         if self._process.returncode == 137 and not self._killed:
             return next(iter(OUT_OF_MEMORY))  # SIGKILL that we did not send: the kernel enforced the memory limit
@@ -157,7 +157,7 @@ def _path(spec: BoxSpec) -> str:
 
 
 def agent_binds(work: Path, runtime: Path) -> list[tuple[str, str]]:
-    """Return the binds of every container: the interpreter of its first process, and that process's modules."""
+    """Return the binds that every container has: interpreter and modules of its first process."""
     return [(str(runtime), INSIDE), (f"{work}{PLACE}/box", f"{PLACE}/box")]
 
 

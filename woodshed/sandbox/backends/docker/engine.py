@@ -46,7 +46,7 @@ class Engine:
                 out, errors, _ = await asyncio.gather(*_read(process), _feed(process.stdin, data))
                 await process.wait()
         except TimeoutError:
-            raise SandboxError(f"{self.name} {arguments[0]}: no end within {seconds:.0f} s") from None
+            raise SandboxError(f"{self.name} {arguments[0]}: did not end within {seconds:.0f} s") from None
         finally:
             if process.returncode is None:
                 process.kill()
@@ -92,7 +92,7 @@ async def _feed(sink: asyncio.StreamWriter | None, data: AsyncIterable[bytes] | 
 
 
 SECONDS = 90.0
-_ENFORCED = {  # no engine bounds a container's disk on an ordinary file system
+_ENFORCED = {  # no engine limits a container's disk space on an ordinary file system
     "memory": "the engine's control group, address space, accounting", "processes": "the engine's control group",
     "cpu_seconds": "accounting, RLIMIT_CPU for exec_python", "file_size": "RLIMIT_FSIZE",
     "wall_time": "deadline", "output": "cut off",

@@ -26,9 +26,9 @@ from .engine import Engine
 def stack(work: Path, layers: Sequence[Path], root: Path | None, out: Path) -> list[tuple[str, str]]:
     """Write an image's files as a tar archive ``out``; return the host folders that its containers show read-only.
 
-    ``layers`` lie on top of ``root``, or of a skeleton that shows the host's programs with all installed Python
-    packages masked. Everything belongs to the box's user. ``work`` is an empty folder that must exist as long as the
-    containers do. Raises OSError.
+    ``layers`` lie on top of ``root``; without a root, on a skeleton that shows the host's programs with all installed
+    Python packages masked. All files belong to the box's user. ``work`` is an empty folder that must exist as long as
+    the containers do. Raises OSError.
     """
     binds: list[tuple[str, str]] = []
     folders = list(layers)
@@ -78,7 +78,7 @@ class Image:
 
 
 class Images:
-    """The images of one owner, with the folder ``work``. Owners share nothing, so none removes another's images."""
+    """The images of one owner, with the folder ``work``. Owners share no images, so none can remove another's."""
 
     def __init__(self, engine: Engine, work: Path) -> None:
         self.engine = engine
@@ -125,7 +125,7 @@ class Images:
         return replace(origin, name=name)
 
     async def size(self, name: str) -> int:
-        """Return the size of an image in bytes, including what it shares with others."""
+        """Return the size of an image in bytes, including layers that it shares with other images."""
         return int(await self.engine.run("image", "inspect", "--format", "{{.Size}}", name))
 
     async def remove(self, name: str) -> None:

@@ -1,6 +1,6 @@
 """An interpreter that runs in any image: the host's, with its own loader and libraries, in one read-only folder.
 
-So an image needs neither Python nor a particular C library for the box's first process to run in it.
+So the box's first process runs even in images without Python or with another C library.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LEFT_OUT = (
 
 
 def runtime(cache: Path | None = None) -> Path:
-    """Return the folder, made once for each interpreter. Raises Unsupported if the host lacks a part of it."""
+    """Return the interpreter's folder, made once per interpreter. Raises Unsupported if the host lacks a part of it."""
     executable = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
     setpriv = shutil.which("setpriv", path="/usr/bin:/bin")
     if setpriv is None or shutil.which("ldd") is None:

@@ -108,7 +108,7 @@ class GvisorBackend(SupervisedBackend[GvisorBox]):
         return await self._start(spec, snapshot)
 
     async def hold(self, box: GvisorBox, operation: Literal["pause", "resume"]) -> None:
-        """Called through ``box.pause`` and ``box.resume``."""
+        """Pause or resume a box; called through ``box.pause`` and ``box.resume``."""
         await self._spawner.ask(operation, box=box.number)
 
     async def _save(self, box: GvisorBox, name: str) -> int:
@@ -189,13 +189,13 @@ async def _lay(channel: Channel, spec: BoxSpec) -> None:
 
 
 def _below_workdir(spec: BoxSpec) -> _Below:
-    """Collect what layers hold below the working folder, which is a file system of its own and hides theirs."""
+    """Collect the layers' entries below the working folder: the file system mounted there would hide them."""
     found: dict[str, Path] = {}
     for layer in spec.layers:
         root = Path(layer) / spec.workdir.lstrip("/")
         for path in all_below(root) if root.is_dir() else ():
             name = f"{spec.workdir}/{path.relative_to(root).as_posix()}"
-            if name in found and (path.is_symlink() or not path.is_dir()):  # it hides a folder of a lower layer
+            if name in found and (path.is_symlink() or not path.is_dir()):  # this entry hides a folder of a lower layer
                 found = {other: there for other, there in found.items() if not other.startswith(f"{name}/")}
             found[name] = path
     below = _Below({}, [], {}, {})

@@ -19,7 +19,7 @@ from .runsc import configuration
 
 _TICK = 0.5
 _OVERHEAD = 256 << 20
-"""Bytes that gVisor itself may take besides a box's memory and disk."""
+"""Bytes that gVisor itself may take in addition to a box's memory and disk."""
 _ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
 
 
@@ -135,7 +135,7 @@ class GvisorBoxSupervisor(BoxSupervisor):
                 os.unlink(f"{self._root}/state/{name}")
 
     def _watch(self) -> float | None:
-        """End boxes that take more memory than they may, files and kernel included."""
+        """End boxes that exceed their memory limit, files and kernel included."""
         if time.monotonic() - self._watched >= _TICK:
             for pid, limit in list(self._limits.items()):
                 if sum(map(_memory, descendants(pid))) > limit:

@@ -1,4 +1,4 @@
-"""The host's end of connections that a box's first process accepted: frames of its channel as asyncio streams.
+"""The host's end of connections that a box's first process accepted: turns frames of its channel into asyncio streams.
 
 The other end is ``guest/machine_net``. Input is hostile: more data than the window, a stream opened twice, too many
 streams or an unknown frame end the channel.
@@ -25,7 +25,7 @@ class Connections:
         self._open: dict[int, _Transport] = {}
 
     def take(self, frame: dict[str, Any], body: bytes) -> None:
-        """Handle a frame of the box. Raises FrameError."""
+        """Handle a frame from the box. Raises FrameError."""
         kind, stream = frame["net"], frame.get("stream")
         if type(stream) is not int:
             raise FrameError("a frame of a connection has no number")
@@ -76,7 +76,7 @@ class _Transport(asyncio.Transport):
         elif kind == "ack":
             count = frame.get("bytes")
             if type(count) is not int or not 0 <= count <= self._unacknowledged:
-                raise FrameError("a connection acknowledges what it was not sent")
+                raise FrameError("a connection acknowledges bytes that it was not sent")
             self._unacknowledged -= count
             self._flush()
         elif kind == "eof":

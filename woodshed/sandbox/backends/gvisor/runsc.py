@@ -1,4 +1,4 @@
-"""Finds the program ``runsc``, and makes the OCI configuration of a box: what it runs, which host folders it sees."""
+"""Finds the program ``runsc``, and writes the OCI configuration of a box: its program and the host folders it sees."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def find_runsc() -> str:
         raise Missing(f"{path} does not run: {error}; {_HOW}") from None
     dated = re.search(r"\b(20\d{6})\b", done.stdout)
     if dated and int(dated.group(1)) < _OLDEST:
-        raise Missing(f"{path} is of {dated.group(1)}: it cannot snapshot a box that goes on; {_HOW}")
+        raise Missing(f"{path} is of {dated.group(1)}: it cannot snapshot a box and leave it running; {_HOW}")
     return os.path.realpath(path)
 
 
-# Path where the box's user may write ("": the workdir) -> divisor of the disk limit, as a size bounds one tmpfs only.
+# Path where the box's user may write ("": the workdir) -> divisor of the disk limit: each path has a tmpfs of its own.
 _SHARES = {"": 1, "/tmp": 4, "/var/tmp": 16, HOME: 16, "/dev/shm": 8}
 
 

@@ -1,8 +1,8 @@
-"""Boxes in virtual machines under QEMU: a kernel of their own and a minimum of devices.
+"""Boxes in virtual machines under QEMU, each with a kernel of its own and a minimum of devices.
 
-All that a box writes lies in its guest's memory, so a copy of the memory is a copy of the box. A box is forked from a
-template, a guest that booted with the same layers and limits; a fork of a snapshot works the same. Its memory is mapped
-privately from a file, so only pages that it changes take memory of their own. Needs ``scripts/install-qemu``; without
+Everything that a box writes is in its guest's memory, so a copy of the memory is a copy of the box. A new box is forked
+from a template, a guest that booted with the same layers and limits, just as a fork is made from a snapshot. Its memory
+is mapped privately from a file, so only changed pages take memory of their own. Needs ``scripts/install-qemu``; without
 hardware virtualisation guests are emulated, ten to thirty times slower.
 """
 
@@ -45,9 +45,9 @@ class MicrovmBox(SupervisedBox):
         self._monitor = monitor
 
     async def save(self, state: str, memory: Callable[[], Awaitable[int]]) -> int:
-        """Stop the machine, copy its memory (``memory``), write the devices' state to the file ``state``; go on.
+        """Stop the machine, copy its memory (``memory``), write the devices' state to the file ``state``; let it go on.
 
-        Returns the size in bytes.
+        Returns the size of the memory's copy in bytes.
         """
         self.channel.hold()
         try:
@@ -60,7 +60,7 @@ class MicrovmBox(SupervisedBox):
                 finally:
                     await self._monitor.execute("cont")
             finally:
-                await self.thaw()  # also if we were cancelled: the agent waits for it
+                await self.thaw()  # also if we were cancelled: the agent waits for the thaw
         finally:
             self.channel.resume()
         return size
@@ -97,7 +97,7 @@ class MicrovmBackend(SupervisedBackend[MicrovmBox]):
     """Makes boxes in virtual machines. ``accelerator``: ``kvm`` or ``tcg`` (emulation)."""
 
     name = "microvm"
-    ends = {ENDED: "the box brought its kernel to an end, most likely by taking all of its memory"}
+    ends = {ENDED: "the box's kernel ended, most likely because the box took all of its memory"}
 
     def __init__(self, root: Path | None = None, *, max_starting: int = 4) -> None:
         try:
@@ -228,7 +228,7 @@ class MicrovmBackend(SupervisedBackend[MicrovmBox]):
         return box
 
     def _files(self, spec: BoxSpec) -> tuple[dict[str, str], Path, Path]:
-        """Return disks, kernel and initial file system; those that do not exist yet are made, which takes time."""
+        """Return disks, kernel and initial file system, making those that do not exist yet (which takes time)."""
         return self._disks(spec), self._images.kernel(), self._images.initrd()
 
     def _disks(self, spec: BoxSpec) -> dict[str, str]:

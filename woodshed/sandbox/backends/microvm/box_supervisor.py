@@ -1,8 +1,8 @@
 """The box supervisor of microvm: runs one QEMU for each box in a confined root folder; also the client of QEMU's QMP.
 
-Besides the pid namespace it has mount, network and IPC namespaces of its own. Its root shows only the host's /usr, the
-images, QEMU's files and its state in memory. QEMU runs there without capabilities and under its own seccomp rules, as
-the user of boxes if root started it, else as the user who did. A guest that took over its QEMU would be confined there.
+The supervisor has pid, mount, network and IPC namespaces of its own. Its root shows only the host's /usr, the images,
+QEMU's files and its state in memory. QEMU runs there without capabilities and under its own seccomp rules: as the user
+of boxes if root started it, else as the user who started it. A guest that took over its QEMU would be confined there.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class MicrovmBoxSupervisor(BoxSupervisor):
     def _clean(self, pid: int, box: int) -> None:
         os.close(self._memory.pop(pid))
         image = self._booting.pop(pid, None)
-        if image is not None and os.path.exists(f"{image}/memory"):  # from here on nobody changes it
+        if image is not None and os.path.exists(f"{image}/memory"):  # nobody changes the file any more
             os.chown(f"{image}/memory", os.getuid(), os.getgid())
             os.chmod(f"{image}/memory", 0o444)
 

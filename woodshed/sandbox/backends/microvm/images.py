@@ -1,4 +1,4 @@
-"""Read-only disk images (erofs) of folders, made once and kept in the cache under a name that says what they hold."""
+"""Read-only disk images (erofs) of folders, made once and kept in the cache under a name made from their contents."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ class ImageStore:
 
 
 def _stamp(folder: str, excluded: Sequence[str]) -> str:
-    """Hash names and times of a system's upper folders: changes when something is installed or removed."""
+    """Hash names and times of a system's upper folders; the hash changes when something is installed or removed."""
     sha = hashlib.sha256(repr(excluded).encode())
     for first, names, _ in os.walk(folder):
         depth = os.path.relpath(first, folder).count("/") if first != folder else -1

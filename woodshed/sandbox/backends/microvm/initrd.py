@@ -113,7 +113,7 @@ _SECTOR = 512
 
 
 def unpack(data: bytes) -> bytes:
-    """Return the ELF image in a bzImage packed with zstd; else the file as it is, which boots too, but more slowly.
+    """Return the ELF image in a bzImage packed with zstd; any other file as it is, which boots too, but more slowly.
 
     See Documentation/arch/x86/boot.rst: ``setup_sects`` at 0x1f1, ``payload_offset`` and ``payload_length`` at 0x248.
     """
@@ -122,6 +122,6 @@ def unpack(data: bytes) -> bytes:
     payload = data[(sectors + 1) * _SECTOR + offset :][:length]
     if not payload.startswith(b"\x28\xb5\x2f\xfd"):
         return data
-    import zstandard  # imported here: not needed once the kernel was unpacked
+    import zstandard  # imported here: not needed once the kernel is unpacked
 
     return zstandard.ZstdDecompressor().decompressobj().decompress(payload)

@@ -1,8 +1,8 @@
 """QEMU's arguments for the virtual machine of a box, and whether this machine has hardware virtualisation.
 
 The machine has one processor, memory that is a file, read-only images, a serial port that carries the agent's frames
-and a source of randomness; no network, no display, no further bus. Every box of a template has the same machine, so
-that the state of one fits all.
+and a source of randomness; no network, no display, no other bus. All boxes of a template have the same machine, so the
+state of one fits all.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 
 _OVERHEAD = 256 << 20
-"""Bytes of guest memory besides those of the box's processes and files: for kernel, agent and page cache."""
+"""Bytes of guest memory for kernel, agent and page cache, in addition to the box's processes and files."""
 _UNLIMITED = 2 << 30
 MAX_IMAGES = 20
 """Maximum number of disks of the machine."""
@@ -25,7 +25,7 @@ _SANDBOX = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=d
 
 
 def guest_memory(memory: int | None, disk: int | None) -> int:
-    """Return the machine's memory in bytes: both limits (2 GiB where there is none) and what the guest itself needs."""
+    """Return the machine's memory in bytes: ``memory`` (None: 2 GiB), ``disk`` (None: 0) and the guest's own need."""
     wanted = (_UNLIMITED if memory is None else memory) + (disk or 0) + _OVERHEAD
     return -(-wanted >> 21) << 21
 
@@ -134,10 +134,10 @@ def clock_khz() -> int | None:
 
 @lru_cache(maxsize=1)
 def can_virtualise() -> bool:
-    """Whether the processor has VT-x or AMD-V and this process may use ``/dev/kvm``.
+    """Return whether the processor has VT-x or AMD-V and this process may use ``/dev/kvm``.
 
     The device alone proves nothing: on some nested hosts it runs ordinary kernels in an interpreter, or not at all.
-    The first boot of a guest decides in the end.
+    Only the first boot of a guest shows whether KVM works.
     """
     flags = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return bool(flags and {"vmx", "svm"} & set(flags.group(1).split())) and os.access("/dev/kvm", os.R_OK | os.W_OK)

@@ -55,12 +55,12 @@ class Programs:
         }
 
     def environment(self) -> dict[str, str]:
-        """Return the environment for running them where they lie."""
+        """Return environment variables with which the programs find their libraries."""
         return {"LD_LIBRARY_PATH": ":".join(map(str, self.libraries)), "PATH": "/usr/bin:/bin"}
 
 
 def is_installed() -> bool:
-    """Whether ``scripts/install-qemu`` was run here or WOODSHED_QEMU is set; says nothing about whether it works."""
+    """Return whether ``scripts/install-qemu`` was run here or WOODSHED_QEMU is set, not whether QEMU works."""
     return bool(os.environ.get("WOODSHED_QEMU")) or _folder().is_dir()
 
 

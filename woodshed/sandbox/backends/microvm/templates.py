@@ -1,8 +1,8 @@
 """Templates: booted guests that boxes are forked from; and copying a stopped guest's memory.
 
-A copy of memory is the file that it was mapped from with the pages changed since. Unchanged pages exist once, in the
-page cache; changed ones are private to the process. In /proc/PID/pagemap bit 61 is set for a page of the file, bit 63
-(62) for one that is present (swapped out); see Documentation/admin-guide/mm/pagemap.rst.
+A copy of memory consists of the file that it was mapped from and the pages changed since. Unchanged pages exist once,
+in the page cache; changed ones are private to the process. In /proc/PID/pagemap bit 61 is set for a page of the file,
+bit 63 (62) for one that is present (swapped out); see Documentation/admin-guide/mm/pagemap.rst.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ class Templates:
 
     @asynccontextmanager
     async def of(self, spec: BoxSpec) -> AsyncIterator[str]:
-        """Provide the name of the image for ``spec``, kept while the context lasts. Raises what ``boot`` raises; the
-        next call tries again."""
+        """Provide the name of the image for ``spec``, kept while the context lasts.
+
+        Raises what ``boot`` raises; the next call tries again."""
         key = (spec.layers, spec.workdir, spec.limits, spec.preload)
         if key in self._images:
             name, task = self._images.pop(key)
@@ -82,7 +83,7 @@ _PIECE = 4 << 20
 def copy_memory(pid: int, source: int, target: int) -> None:
     """Write the memory of the stopped machine ``pid``, mapped privately from the open file ``source``, to ``target``.
 
-    Holes stay holes. Raises OSError, also if the process does not map that file.
+    Holes in ``source`` stay holes. Raises OSError, also if the process does not map that file.
     """
     os.ftruncate(target, os.fstat(source).st_size)
     _copy_file(source, target)

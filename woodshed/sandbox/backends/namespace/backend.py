@@ -33,15 +33,15 @@ from . import probe
 from .box import NamespaceBox, Running
 
 MAX_CHAIN = 40
-"""Maximum number of snapshots on top of each other: overlayfs takes its layers in one page of options."""
+"""Maximum number of snapshots on top of each other: overlayfs takes the list of layers in one page of options."""
 
 
 class NamespaceBackend:
-    """Makes boxes. Belongs to the event loop that first uses it; ``root`` holds one (empty) folder while it runs.
+    """Makes boxes. Belongs to the event loop that first uses it. Keeps one (empty) folder in ``root`` while it runs.
 
-    ``cgroups``: give boxes control groups where this process may make any. Limits hold without them, but memory that
+    ``cgroups``: give boxes control groups if this process may make any. Limits hold without them, but memory that
     the kernel uses for processes is then not counted. ``egress_log``: file that gets a line for every request of a box
-    to the outside; a box's ``stats`` count them too.
+    to the outside; a box's ``stats`` count these requests too.
     """
 
     name = "namespace"
@@ -91,12 +91,12 @@ class NamespaceBackend:
 
     @property
     def privileged(self) -> bool:
-        """Whether real root set the boxes up (they run as an ordinary user either way)."""
+        """True if real root set the boxes up (they run as an ordinary user either way)."""
         return self._spawner.privileged
 
     @property
     def users(self) -> bool:
-        """Whether every box has a host user of its own. Known with the first box."""
+        """True if every box has a host user of its own. Known with the first box."""
         return self._spawner.users
 
     @property
@@ -129,15 +129,15 @@ class NamespaceBackend:
         return Snapshot(name, "fs", self.name, parent, int(reply.get("bytes", 0)))
 
     async def retire(self, box: NamespaceBox) -> None:
-        """Called through ``box.close``."""
+        """End a box; called through ``box.close``."""
         if box in self._boxes:
             self._boxes.discard(box)
             await self._spawner.kill(box.running.number)
-            self._spawner.reason(box.running.number)  # discarded: nobody asks for it any more
+            self._spawner.reason(box.running.number)  # discarded, because nobody asks for it any more
             await self._release(box.chain)
 
     def has(self, box: NamespaceBox) -> bool:
-        """Whether the process that owns the box still lives."""
+        """Return whether the fork server that owns the box still lives."""
         return box in self._boxes
 
     def is_gone(self, box: NamespaceBox) -> bool:
@@ -189,7 +189,7 @@ class NamespaceBackend:
                 channel = await Channel.open(ours)
                 gate = Gate(spec.egress, record) if spec.egress is not None else None
                 try:
-                    # What an earlier box left in place of its workdir is its own affair.
+                    # After a snapshot, whatever the box left in place of its workdir stays, even nothing.
                     await channel.request({"op": "put", "files": table, "workdir": not chain}, body)
                     if gate is not None:
                         await gate.listen(taking)
@@ -207,8 +207,8 @@ class NamespaceBackend:
     def _forget(self) -> None:
         """Drop all boxes and snapshots: the fork server died. Using one raises SandboxError; new ones can be made.
 
-        The first process of a box ends when its connection does, also one that the parent-death signal missed because
-        the fork server died before that was set.
+        Hanging up ends the first process of a box even if the fork server died before that process had set its
+        parent-death signal.
         """
         for box in self._boxes:
             box.hang_up()

@@ -42,7 +42,7 @@ class NamespaceBox(ChannelBox):
         self._backend = backend
 
     async def snapshot(self, kind: Literal["fs", "full"] = "fs") -> Snapshot:
-        """Seal the box's files as a layer that forks share; the box goes on above it, its processes stopped."""
+        """Seal the box's files as a layer that forks share. The box continues on top of it, but its processes end."""
         if kind != "fs":
             raise Unsupported(
                 "the namespace backend has no memory snapshots; use snapshot('fs'), or the gvisor backend"

@@ -31,7 +31,7 @@ from .users import User, Users
 
 
 class ForkServer:
-    """Creates and ends boxes. Its state are the living boxes and the folders that layers come from."""
+    """Creates and ends boxes. Its state: the living boxes, and the folders that layers come from."""
 
     def __init__(self, owner: Owner, root: str, *, cgroups: bool) -> None:
         self._owner, self._root = owner, root
@@ -79,7 +79,7 @@ class ForkServer:
 
     @property
     def users(self) -> bool:
-        """Whether every box has a host user of its own."""
+        """True if every box has a host user of its own."""
         return self._users is not None
 
     def serve(self) -> None:
@@ -169,7 +169,7 @@ class ForkServer:
             self._become_user()
 
     def _make_group(self, spec: dict[str, Any]) -> Joining | None:
-        """Make the box's control group; its memory limit covers files too, as a box writes to a tmpfs."""
+        """Make the box's control group. Its memory limit includes files, because a box writes to a tmpfs."""
         if self._groups is None:
             return None
         bounded = spec["memory"] is not None and spec["disk"] is not None
@@ -264,8 +264,8 @@ class ForkServer:
             full = self._leave_group(box) and os.WIFSIGNALED(status)
             killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL and pid not in self._killed
             self._killed.discard(pid)
-            # Nothing in a box can kill its first process, so the machine did. Without a control group the box's own
-            # memory may have been the reason.
+            # Nothing in a box can kill its first process, so the machine killed it. Without a control group, the reason
+            # may have been the box's own memory.
             outside = killed and not full and self._groups is not None
             error = "out of memory" if full else KILLED if outside else ""
             self._owner.send({"gone": box, **({"error": error} if error else {})})
@@ -294,7 +294,7 @@ class ForkServer:
 
 
 def _is_ending(pid: int) -> bool:
-    """Whether a process has begun to exit (PF_EXITING of its flags, see proc(5)); False if that cannot be read."""
+    """Return whether a process has begun to exit (PF_EXITING of its flags, see proc(5)); False if unreadable."""
     try:
         with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
             return bool(int(file.read(4096).rpartition(b")")[2].split()[6]) & 4)

@@ -39,7 +39,7 @@ _DESCRIPTORS = 1024
 the limit of fork server and owner, or a box could keep them from sending descriptors (see ``fork_server.main``)."""
 _TERMINALS = 64
 _SHARE = 64
-"""Boxes that share one host user may each take this fraction (1/64) of what the kernel counts by host user."""
+"""Divisor: each box that shares its host user may take 1/64 of what the kernel counts by host user."""
 _FEWEST_SIGNALS = 64
 _FILTERS = {
     network: seccomp.box_filter(kernel.MACHINE, network=network) if kernel.MACHINE in ("x86_64", "aarch64") else b""
@@ -55,7 +55,7 @@ class Tree(NamedTuple):
 
 
 class Base(NamedTuple):
-    """What a box starts from: parts of the host, the folder of devices, and mounts mapped to the box's user.
+    """Parts that a box is built from: parts of the host, the folder of devices, and mounts mapped to the box's user.
 
     ``alone``: no other box has the same host user.
     """
@@ -69,7 +69,7 @@ class Base(NamedTuple):
 def run(spec: dict[str, Any], base: Base, outer: int, control: int, offering: int, group: Joining | None) -> None:
     """Become PID 1 of the box that ``spec`` describes and serve it. Never returns.
 
-    The working folder is the fork server's. ``outer``: this process's uid in the fork server's user namespace.
+    The working folder is that of the fork server. ``outer``: this process's uid in the fork server's user namespace.
     ``control``: the control socket. ``offering``: socket over which the box's listening sockets are sent. ``group``:
     the control group to join.
     """
@@ -204,7 +204,7 @@ def _limits(spec: dict[str, Any], base: Base) -> None:
 def _limit_shared() -> None:
     """Lower the box's limits on inotify and signals, so that other boxes of the same host user keep their share.
 
-    User namespaces count them too: each has a limit of its own besides that of the host user.
+    A user namespace has limits of its own in addition to those of the host user.
     """
     for what in ("instances", "watches"):
         with open(f"/proc/sys/fs/inotify/max_user_{what}") as file:

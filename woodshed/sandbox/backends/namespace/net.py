@@ -2,7 +2,7 @@
 
 The box's network namespace has no other device and no route. PID 1 listens on ports of 127.0.0.1 and hands the
 listening sockets to the host, which accepts their connections: a socket stays in the namespace it was made in, whoever
-holds it. So nothing in the box forwards, and a box reaches only what the host serves.
+holds it. So the box needs no forwarding process, and it reaches only what the host serves.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _BACKLOG = 64
 def offer(ports: Sequence[int] | None, host: int) -> None:
     """Listen on ``ports``, send the sockets over the descriptor ``host`` and close it.
 
-    Needs CAP_NET_ADMIN over the namespace. If ``ports`` is None, nothing is made and the loopback stays down.
+    Needs CAP_NET_ADMIN over the namespace. If ``ports`` is None, there are no sockets and the loopback stays down.
     """
     listeners = []
     if ports is not None:

@@ -64,14 +64,14 @@ async def attempt(backend: NamespaceBackend) -> Probe:
 
 
 def in_force(said: bytes, enforced: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """Evaluate the output of ``CHECKS``: return limit -> mechanism for those of ``enforced`` that hold, and a reason
-    for each of the others."""
+    """Evaluate the output of ``CHECKS``: return the limits of ``enforced`` that hold (name -> mechanism), and a reason
+    for each limit that does not hold."""
     held = {*said.decode(errors="replace").split(), "wall_time", "output"}
     missing = [f"the limit {name!r} is not in force" for name in sorted(set(enforced) - held)]
     return {name: how for name, how in enforced.items() if name in held}, missing
 
 
 def _mechanisms(held: dict[str, str], cgroups: str) -> dict[str, str]:
-    """Add control groups to the mechanisms; a box that cannot join its group is not made, so they are in force."""
+    """Add control groups to the mechanisms. They are in force, because a box that cannot join its group is not made."""
     counted = f"cgroup {cgroups}, " if cgroups else ""
     return {name: (counted if name in ("memory", "processes") else "") + how for name, how in held.items()}

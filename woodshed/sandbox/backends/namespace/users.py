@@ -1,4 +1,4 @@
-"""Gives every box a host user of its own, where root makes the boxes.
+"""Gives every box a host user of its own, if root makes the boxes.
 
 The kernel counts many of its limits by host user: pipe buffers, descriptors in flight, pending signals, file watches.
 Boxes that share a user could exhaust them for each other. A user serves one box after another and owns nothing on the
@@ -36,15 +36,15 @@ class User:
 
 
 class Users:
-    """Pool of host users. Made by real root in the fork server's folder, the working folder, which has ``devs``."""
+    """Pool of host users. Needs real root, and the fork server's folder (with ``devs``) as working folder."""
 
     def __init__(self) -> None:
-        """Raises OSError if the kernel cannot map owners of mounts or there are too few users."""
+        """Raise OSError if the kernel cannot map owners of mounts or there are too few users."""
         self._next = _FIRST + _BLOCK * secrets.randbelow((_END - _FIRST) // _BLOCK)
         self._last = self._next + _BLOCK - 1
         for uid in (self._next, self._last):
             if not kernel.is_mapped(uid):
-                raise OSError(22, f"our user namespace knows no user {uid}")
+                raise OSError(22, f"our user namespace has no user {uid}")
         self._free: list[User] = []
         first = self._make()
         os.close(kernel.mapped_tree("base", first.of_host))
@@ -90,8 +90,8 @@ def _namespace(inside: int, outside: int) -> int:
         raise
     if pid == 0:
         try:
-            # It ends with this process whenever that dies, and keeps no connection of it open. A parent-death signal
-            # would be missed if this process died before it was set.
+            # The child waits on the pipe, so it ends when its parent does, and keeps no other descriptor open. A
+            # parent-death signal would be missed if the parent died before it was set.
             os.dup2(waiting, 0)
             kernel.close_range(1)
             os.read(0, 1)

@@ -1,1 +1,1 @@
-"""What a box may reach outside: a filtering proxy, and routes to single services. Runs on the host's side."""
+"""Network access of a box: a filtering proxy, and routes to single services. Runs on the host's side."""

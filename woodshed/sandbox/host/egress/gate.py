@@ -1,4 +1,4 @@
-"""The host's end of a box's listening sockets, which lie in the box's network namespace: serves their connections."""
+"""Serves, on the host, the connections to a box's listening sockets, which lie in the box's network namespace."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def _parsed(egress: Egress) -> tuple[list[Any], Mapping[int, tuple[str, int]]]:
 
 
 def _route(port: int, place: tuple[str, int], budget: Budget, note: Note) -> Serve:
-    """Return a server that connects to one service; the creator of the box chose it, so any address is allowed."""
+    """Return a server that connects to one service. Any address is allowed: the creator of the box chose it."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         up, down, reason = Meter(budget), Meter(budget), ""
@@ -138,7 +138,7 @@ def _route(port: int, place: tuple[str, int], budget: Budget, note: Note) -> Ser
             reason = "the box has moved all the bytes that it may"
         except OSError as error:
             reason = f"{place[0]}:{place[1]} cannot be reached: {error}"
-        finally:  # also where the box is closed meanwhile
+        finally:  # also if the box is closed meanwhile
             note(_entry("route", place[0], place[1], f":{port}", reason, up.bytes, down.bytes))
 
     return serve

@@ -29,7 +29,7 @@ _HOP = frozenset(
 
 
 class BadRequest(ValueError):
-    """The request is malformed or of a kind that this proxy does not take; ``status`` is the response's."""
+    """The request is malformed or of a kind that this proxy does not support; ``status``: status of the response."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -78,7 +78,7 @@ def parse_request(data: bytes) -> Request:
 
 
 def answer(status: int, phrase: str, text: str = "") -> bytes:
-    """Return a whole response with a plain text, after which the connection ends."""
+    """Return a complete plain-text response that closes the connection."""
     body = (text + "\n").encode() if text else b""
     head = f"HTTP/1.1 {status} {phrase}\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {len(body)}\r\n"
     return head.encode() + b"Connection: close\r\n\r\n" + body

@@ -68,7 +68,7 @@ def split_host(text: str) -> tuple[str, int | None]:
 
 
 def allowed(rules: Iterable[Rule], host: str, port: int) -> bool:
-    """Whether a rule allows ``host`` (in the normal form of ``split_host``) and ``port``."""
+    """Return whether a rule allows ``host`` (in the normal form of ``split_host``) and ``port``."""
     return any(rule.allows(host, port) for rule in rules)
 
 
@@ -76,7 +76,7 @@ def reachable(addresses: Iterable[str], *, host: str, private: bool) -> list[str
     """Return the addresses of a host that may be connected to.
 
     A name must resolve to public addresses: otherwise whoever controls a name could open this machine's own network.
-    ``private`` lifts that. An address that a rule names is always allowed.
+    ``private`` allows other addresses too. An address that a rule names is always allowed.
     """
     found = list(addresses)
     if private or _address(host) is not None:

@@ -66,7 +66,7 @@ class Candidate:
 
     @property
     def takes_all_tests(self) -> bool:
-        """Whether all of its tests are required, because they were written for this very change."""
+        """True if all of its tests are required, because they were written for this very change."""
         return self.commit is not None or bool(self.instance) or self.kind == "exercise"
 
     @property
@@ -151,7 +151,7 @@ def candidates(
 
 
 def _with_room(features: Sequence[Candidate], share: float) -> tuple[list[Candidate], float]:
-    """(the ``features`` that may be tried, the number of other one-file deletions that ``share`` leaves room for)."""
+    """Return (``features`` that may be tried, number of other one-file deletions that ``share`` leaves room for)."""
     if not share:
         return list(features), float("inf")
     several = [c for c in features if len(c.files) > 1]
@@ -241,7 +241,7 @@ def _candidate(
 def group_candidate(
     suite: Suite, workspace: Mapping[str, bytes], kind: str, function: CoveredFunction, splits: Splits
 ) -> Candidate | None:
-    """The deletion of the group of ``kind`` around ``function``, without functions of the other split.
+    """Return the deletion of the group of ``kind`` around ``function``, without functions of the other split.
 
     None if there is no such group or too little of it is left.
     """
@@ -277,7 +277,7 @@ def group_functions(
 
 
 def _needed_by_all(functions: Sequence[CoveredFunction], suite: Suite) -> bool:
-    """Whether every test runs one of the functions, by the trace of the suite, so that no test passes without them."""
+    """Return whether every test runs one of the functions (by the suite's trace), so that none passes without them."""
     needing = {test for f in functions for test in f.tests}
     return any(f.at_import for f in functions) or len(needing) == len(suite.tests)
 

@@ -67,7 +67,7 @@ def feature_of(function: CoveredFunction, suite: Suite) -> Group:
 
 
 def _belongs(function: CoveredFunction, tests: set[str], share: float) -> bool:
-    """Whether at least ``share`` of the tests that run the function are among ``tests``."""
+    """Return whether at least ``share`` of the tests that run the function are among ``tests``."""
     own = len(tests.intersection(function.tests))
     return not function.at_import and own > 0 and own >= share * len(function.tests)
 
@@ -81,7 +81,7 @@ GROUPS: dict[str, Callable[[CoveredFunction, Suite], Group]] = {
 
 
 def is_private(name: str) -> bool:
-    """Whether a qualified name starts with an underscore; special methods such as ``__init__`` are not private."""
+    """Return whether the last part of a qualified name starts with an underscore; special methods are not private."""
     last = name.rpartition(".")[2]
     return last.startswith("_") and not last.endswith("__")
 

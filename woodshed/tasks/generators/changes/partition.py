@@ -37,7 +37,7 @@ def function_key(package: str, function: CoveredFunction) -> str:
 class Splits:
     """The split of each function of ``package``: from ``planned`` (key -> split), else by a hash of its key.
 
-    ``share``: of the functions that are held out. ``whole``: the whole package is held out.
+    ``share``: share of the functions that is held out. ``whole``: True if the whole package is held out.
     """
 
     package: str
@@ -53,7 +53,7 @@ class Splits:
         return self.planned.get(key) or ("heldout" if _hash(key) < self.share * 2.0**64 else "train")
 
     def same_side(self, function: CoveredFunction, others: Iterable[CoveredFunction]) -> tuple[CoveredFunction, ...]:
-        """Those of ``others`` that are in the split of ``function``."""
+        """Return the ``others`` that are in the split of ``function``."""
         split = self.of(function)
         return tuple(f for f in others if self.of(f) == split)
 

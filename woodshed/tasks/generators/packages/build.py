@@ -167,7 +167,7 @@ def separated(
     against: Sequence[Task] = (),
     source: str = "",
 ) -> list[Task]:
-    """``tasks`` without training tasks that are nearly the same as a held-out one; those are dropped from disk.
+    """Return ``tasks`` without training tasks that nearly repeat a held-out one; delete those from disk.
 
     Held-out tasks are those of ``tasks``, of ``out`` and of ``against``. ``source``: name of the report line and ledger
     of all tasks, if it is not the name of their package.

@@ -22,7 +22,7 @@ CHANGED, MODULE, IMPORTER, ELSEWHERE = range(4)
 class Guard:
     """The required ``tests``, nearest to the change first. ``scope``: ``suite`` if they are all stable tests,
     ``modules`` if they include all tests of the changed modules and of modules that import them, else ``part``.
-    ``share``: of the stable tests."""
+    ``share``: share of the stable tests that are required."""
 
     tests: tuple[str, ...]
     scope: str
@@ -45,8 +45,8 @@ def guard(
 ) -> Guard:
     """The guard of a change to ``functions`` in ``files``: at most ``most`` tests that take at most ``seconds`` in all.
 
-    Within a rank, one set of parameters of every test is taken before a second one of any. ``must`` come first, however
-    long they take.
+    Within a rank, every test is taken with one set of parameters before any is taken with a second. The tests ``must``
+    come first, however long they take.
     """
     ranks = _ranks(suite, functions, set(files), imports)
     chosen = dict.fromkeys(must)

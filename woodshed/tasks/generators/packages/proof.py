@@ -33,7 +33,7 @@ imported instances. Tasks of RefactorBench have no solution and go through none 
 WEAK = "its tests notice too few mutants of the solution"
 
 _BRIEF_SECONDS = 10.0
-"""Limit of all tests on one mutant or stub, on top of four times the time of the solution; some never end."""
+"""Time limit of all tests on one mutant or stub, on top of four times the solution's time; some never end."""
 
 
 _HANG_SECONDS = 5.0
@@ -41,7 +41,7 @@ _HANG_SECONDS = 5.0
 
 
 def difference(have: Mapping[str, bytes], want: Mapping[str, bytes]) -> tuple[dict[str, bytes], list[str]]:
-    """(files to write, files to delete) that turn ``have`` into ``want``."""
+    """Return (files to write, files to delete) that turn ``have`` into ``want``."""
     return {n: d for n, d in want.items() if have.get(n) != d}, sorted(set(have) - set(want))
 
 
@@ -196,7 +196,7 @@ def _reference_answers(task: Task, runs: Sequence[TestRun]) -> Reference:
 def _judge_guesses(
     task: Task, found: Reference, guesses: Sequence[Values], functions: Mapping[str, Sequence[str]]
 ) -> None:
-    """Raises Rejected or Guessable if ``guesses``, the answers of ``_stubbed``, come too close to ``found``."""
+    """Raise Rejected or Guessable if ``guesses``, the answers of ``_stubbed``, come too close to ``found``."""
     constant = len(stubs(task))
     cheap, known = guesses[:constant], guesses[constant + 1 :]
     left = left_of(found, (*cheap, *known))
@@ -207,7 +207,7 @@ def _judge_guesses(
 
 
 def _judge(task: Task, solved: Outcome, untouched: Outcome, emptied: Outcome) -> None:
-    """Raises Rejected unless the solution passes and the untouched and the emptied workspace fail as required."""
+    """Raise Rejected unless the solution passes and the untouched and the emptied workspace fail as required."""
     if untouched.resolved:
         raise Rejected("the untouched workspace passes")
     wrong = [t for t in task.info.fail_to_pass if untouched.tests[t] == "passed"]

@@ -62,7 +62,7 @@ class Replay:
     async def _opened(
         self, commit: Commit, added: dict[str, bytes]
     ) -> AsyncGenerator[tuple[Trial, dict[str, bytes]], None]:
-        """(trial whose workspace is that of the commit, files of its parent)."""
+        """Yield (trial whose workspace is that of the commit, files of its parent)."""
         package = self.like.package
         try:
             child = workspace_of(package, await asyncio.to_thread(self.objects.files, commit.id)) | added

@@ -51,8 +51,8 @@ class PackageYield:
 
 @dataclass
 class BuildReport:
-    """What was built, and why other candidates were not. ``tasks``: number of tasks in the folder; ``core_seconds``:
-    processor time of all processes of all starts that made them, 0 if it was not measured."""
+    """Result of a build: yields, and reasons why candidates were rejected. ``tasks``: number of tasks in the folder;
+    ``core_seconds``: processor time of all processes of all starts that made them, 0 if it was not measured."""
 
     packages: list[PackageYield] = field(default_factory=list)
     seconds: float = 0.0
@@ -105,7 +105,7 @@ class BuildReport:
 
 
 class Ledger:
-    """The verdicts in ``path`` with this ``fingerprint``; candidates with another one are tried again."""
+    """The verdicts in ``path`` with this ``fingerprint``; candidates with another fingerprint are tried again."""
 
     def __init__(self, path: Path, fingerprint: str) -> None:
         self.fingerprint = fingerprint
@@ -115,11 +115,11 @@ class Ledger:
         self.guessable: dict[str, tuple[str, ...]] = {
             row["slug"]: tuple(row["guessable"]) for row in rows if "guessable" in row
         }
-        """Of candidates that were rejected with ``Guessable``: which functions."""
+        """Slug of a candidate that was rejected with ``Guessable`` -> its guessable functions."""
         self._passed = {(row["slug"], row["passed"]) for row in rows if "passed" in row}
 
     def find(self, slug: str, out: Path) -> tuple[Task | None, str | None]:
-        """(task, None) if it was kept and can be loaded, (None, reason) if rejected, (None, None) if unknown."""
+        """Return (task, None) if it was kept and can be loaded, (None, reason) if rejected, (None, None) if unknown."""
         if slug not in self.verdicts:
             return None, None
         why = self.verdicts[slug]
@@ -138,7 +138,7 @@ class Ledger:
         self._lines.append({"slug": slug, "rejected": rejected, **more, "fingerprint": self.fingerprint})
 
     def has_passed(self, slug: str, gate: str) -> bool:
-        """Whether a kept task has passed a gate that only some tasks go through (``exploits``)."""
+        """Return whether a kept task has passed a gate that only some tasks go through (``exploits``)."""
         return (slug, gate) in self._passed
 
     def note_passed(self, slug: str, gate: str) -> None:

@@ -56,7 +56,7 @@ class Form:
 
 
 def save_draft(draft: Draft, out: Path, form: Form, quality: Mapping[str, str] | None = None) -> Task:
-    """Write the task to ``out``; files that are there are overwritten."""
+    """Write the task to ``out``; existing files are overwritten."""
     package, candidate, is_test = draft.package, draft.candidate, form.is_test
     required = {t.partition("::")[0] for t in (*draft.broken, *draft.whole)}
     kept = _kept(package, draft.workspace, required)
@@ -162,7 +162,7 @@ test_command.__test__ = False  # type: ignore[attr-defined]
 
 
 def is_test_module(name: str) -> bool:
-    """Whether pytest would look for tests in a file of this name."""
+    """Return whether pytest would look for tests in a file of this name."""
     path = PurePosixPath(name)
     return path.suffix == ".py" and (path.stem.startswith("test_") or path.stem.endswith("_test"))
 

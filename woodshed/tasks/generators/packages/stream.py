@@ -86,7 +86,7 @@ class Stream:
                 shutil.rmtree(self._place(slug), ignore_errors=True)
 
     async def one(self, attempt: Attempt) -> Verdict:
-        """The verdict on one attempt, ahead of those in ``judged``."""
+        """Return the verdict on one attempt, ahead of those in ``judged``."""
         try:
             return self._settled(await self._one(attempt))
         finally:

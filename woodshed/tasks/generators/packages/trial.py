@@ -130,7 +130,7 @@ class Trial:
     def _with_tests_shown(
         self, text: str, start: Mapping[str, bytes], gold: Mapping[str, bytes], broken: Sequence[str]
     ) -> tuple[str, Mapping[str, bytes]]:
-        """(instruction, workspace) of a commit's task, with as much of its tests as it takes to know what they require.
+        """Return (instruction, workspace) of a commit's task, with enough of its tests to know what they require.
 
         Data and helpers of the tests are always added to the workspace. If the instruction does not suffice, it quotes
         the tests; if they are too long for that, they are added to the workspace (``replay.show_tests``).
@@ -215,7 +215,7 @@ class Trial:
         return run
 
     def _sorted(self, candidate: Candidate, run: TestRun, defined: Iterable[str]) -> tuple[list[str], list[str]]:
-        """(tests that fail, tests that pass), in an order that does not depend on measured times. Raises Rejected."""
+        """Return (failing tests, passing tests), in an order that is independent of measured times. Raises Rejected."""
         about = {test for f in candidate.functions for test in f.tests}
         broken = [t for t, r in run.results.items() if r.status in ("failed", "error")]
         whole = [t for t, r in run.results.items() if r.status == "passed"]
@@ -239,7 +239,7 @@ class Trial:
         return broken, whole
 
     def shown(self, candidate: Candidate) -> Shown | None:
-        """What the instruction shows of code that is not Python; None for Python."""
+        """Return the parts of non-Python code that the instruction shows; None for Python."""
         return None
 
     def test_files(self, workspace: Mapping[str, bytes]) -> list[str]:
@@ -251,11 +251,11 @@ class Trial:
         return python_variants(path, before, after)
 
     def guesses(self, task: Task) -> bool:
-        """Whether ``prove`` tells fixes from guesses. Not for exercises: their tests are a benchmark's."""
+        """Return whether ``prove`` must tell fixes from guesses; not for exercises, whose tests are a benchmark's."""
         return task.info.kind != "exercise"
 
     def _least_score(self, task: Task) -> float:
-        """The required mutation score; 0 for exercises, whose tests are a benchmark's."""
+        """Return the required mutation score; 0 for exercises, whose tests are a benchmark's."""
         return 0.0 if task.info.kind == "exercise" else self.settings.min_mutation_score
 
     async def _prove(self, task: Task, functions: Mapping[str, Sequence[str]]) -> dict[str, str]:
@@ -275,7 +275,7 @@ class Trial:
             await box.close()
 
     async def fork(self) -> Sandbox:
-        """Fork a box with the unchanged package, its bytecode and its services; close it."""
+        """Fork a box with the unchanged package, its bytecode and its services; the caller closes it."""
         async with self._opening:
             base = self._base = self._base or await self._open()
         return await fork_box(self.backend, base, self.package.start)

@@ -60,7 +60,7 @@ def smaller(trial: Trial, candidate: Candidate, guessable: Collection[str]) -> C
 
 
 def _offered(trial: Trial, left: Sequence[CoveredFunction]) -> bool:
-    """Whether rules propose exactly this group, starting from one of its functions."""
+    """Return whether rules propose exactly this group, starting from one of its functions."""
     return any(
         set(
             group_functions(
@@ -84,7 +84,7 @@ failed. A Task was kept by an earlier start; only the gates that come after all 
 
 @dataclass(frozen=True)
 class Shared:
-    """What all packages of one build share. ``boxes`` limits how many boxes work at the same time."""
+    """Objects that all packages of one build share. ``boxes`` limits how many boxes work at the same time."""
 
     settings: PackageTaskSettings
     catalogue: Catalogue
@@ -134,7 +134,7 @@ class PackageWork:
             await self.judge(self._works(islice(self._singles(), judged, None)), total)
 
     async def _proposed(self, propose: Propose, total: int) -> None:
-        """Try proposals one at a time, so that none is asked for that may not be needed."""
+        """Try proposals one at a time, so that no unneeded proposal is requested."""
         async with aclosing(propose(self.trial)) as proposals:
             async for found in proposals:
                 if isinstance(found, Rejected):

@@ -21,7 +21,7 @@ from woodshed.tasks.packages.index import PackageError
 from woodshed.tasks.validate.leaks import N, answer_ngrams, tokenise
 
 MOST = {"normal": 1500, "terse": 600}
-"""Maximum characters by level. ``precise`` instructions state an interface and are never reworded."""
+"""Maximum number of characters by level. ``precise`` instructions state an interface and are never reworded."""
 
 _ASK = {
     "normal": "Rewrite this request to a programmer as the author of a good issue would: what is wrong or missing, "
@@ -98,7 +98,8 @@ def reworder(url: str, model: str, key_env: str, out: Path) -> Reworder | None:
 
 
 def objection(answer: str, text: str, most: int, start: Mapping[str, bytes], gold: Mapping[str, bytes]) -> str:
-    """Why ``answer`` may not replace ``text``, else empty. No n-gram of the solution may be in it."""
+    """Return the reason why ``answer`` may not replace ``text``, '' if it may. It must hold no n-gram of the solution
+    that ``text`` lacks."""
     if not 20 <= len(answer) <= most:
         return "too short or too long"
     names = set(re.findall(r"`([^`\n]+)`", text)) | set(re.findall(r"\b\w+(?:\.\w+)+\b", text))

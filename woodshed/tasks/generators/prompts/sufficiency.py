@@ -25,7 +25,7 @@ _HEAD = "\n\nWhat is asked for is what these tests check; they are not in the wo
 @dataclass(frozen=True)
 class Reading:
     """``unstated``: words that hidden tests require and nothing states, sorted. ``source``: file -> hidden tests and
-    the helpers they use. ``whole``: whether every failing test was found."""
+    the helpers they use. ``whole``: True if every failing test was found."""
 
     unstated: tuple[str, ...]
     source: Mapping[str, str]
@@ -82,7 +82,7 @@ def _words(texts: Iterable[str]) -> set[str]:
 
 
 def _statements(tree: ast.Module | ast.ClassDef, path: Path = ()) -> Iterator[tuple[Path, ast.stmt]]:
-    """(path, statement) of everything in a module and its classes except imports and docstrings."""
+    """Yield (path, statement) of everything in a module and its classes except imports and docstrings."""
     for node in tree.body:
         if isinstance(node, ast.ClassDef):
             yield from _statements(node, (*path, node.name))

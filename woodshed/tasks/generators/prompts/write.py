@@ -85,7 +85,7 @@ def new_names(start: Mapping[str, bytes], gold: Mapping[str, bytes]) -> list[str
 
 
 def cleaned(message: str) -> tuple[str, str]:
-    """(subject, body) without trailers and references to issue trackers, which cannot be followed offline."""
+    """Return (subject, body) without trailers and references to issue trackers, which cannot be followed offline."""
     text = _REFERENCE.sub("", _TRAILER.sub("", message))
     subject, _, body = text.strip().partition("\n")
     lines = [line.rstrip() for line in body.strip().splitlines()]
@@ -93,7 +93,7 @@ def cleaned(message: str) -> tuple[str, str]:
 
 
 def _is_public(name: str, gold: Mapping[str, bytes]) -> bool:
-    """Whether a name is public and defined in a module or class body, not only local to a function."""
+    """Return whether a name is public and defined in a module or class body, not only local to a function."""
     if name.startswith("_"):
         return False
     return any(name == defined for data in gold.values() for defined in _definitions(data))
@@ -128,7 +128,7 @@ LEVELS = ("precise", "normal", "terse")
 
 @dataclass(frozen=True)
 class Shown:
-    """What an instruction shows of a JavaScript function: its ``signature`` and its first ``line`` (1-based)."""
+    """Parts of a JavaScript function that an instruction shows: its ``signature`` and its first ``line`` (1-based)."""
 
     signature: str
     line: int
@@ -136,9 +136,9 @@ class Shown:
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a task when its instruction is written. ``workspace``: the unchanged package; ``start``: as the
-    agent gets it; ``gold``: the solution; ``broken``: failing tests; ``texts``: failing test -> its output; ``parts``:
-    the tasks of a ``combine``; ``shown``: set for code that is not Python."""
+    """Inputs of a task's instruction. ``workspace``: the unchanged package; ``start``: as the agent gets it; ``gold``:
+    the solution; ``broken``: failing tests; ``texts``: failing test -> its output; ``parts``: the tasks of a
+    ``combine``; ``shown``: set for code that is not Python."""
 
     candidate: Candidate
     workspace: Mapping[str, bytes]

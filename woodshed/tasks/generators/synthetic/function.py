@@ -122,7 +122,7 @@ def semantic_keys(split: Split | None = None) -> list[str]:
 
 
 def draw_function(rng: random.Random, split: Split) -> SyntheticFunction:
-    """One function whose key is of ``split``. Redraws until its visible cases have different values and none raises."""
+    """Draw a function with a key of ``split``, again and again until its visible cases differ and no case raises."""
     templates, weights, choices = _choices(split)
     while True:
         index = rng.choices(range(len(templates)), weights)[0]
@@ -137,7 +137,7 @@ def draw_functions(n: int, seed: int, split: Split) -> list[SyntheticFunction]:
 
 
 def build_function(template: Template, choice: dict[str, Option], rng: random.Random) -> SyntheticFunction | None:
-    """Render, draw distinct inputs, run; None if three draws of inputs do not tell the function from a constant."""
+    """Render, draw distinct inputs, run; None if three draws of inputs cannot tell the function from a constant."""
     name, source, kinds = template.render(choice, rng)
     space: dict[str, Any] = {}
     exec(compile(source, f"<{name}>", "exec"), space)  # our own template; no policy wrote it
@@ -167,7 +167,8 @@ def _cases(call: Any, kinds: tuple[str, ...], rng: random.Random) -> tuple[Case,
 
 @lru_cache(maxsize=len(SHARES))
 def _choices(split: Split) -> tuple[list[Template], list[float], list[list[dict[str, Option]]]]:
-    """Templates, weighted by the square root of their number of choices: between equal shapes and equal keys."""
+    """Return templates, weights and choices. The weight of a template is the square root of its number of choices, a
+    compromise between equal weights of templates and equal weights of keys."""
     templates, weights, choices = [], [], []
     for template in TEMPLATES:
         own = [choice for choice in template.choices() if split_of(template.key(choice)) == split]

@@ -32,8 +32,8 @@ class Bug:
 
 @dataclass(frozen=True)
 class SyntheticSpec:
-    """Modules ``modules[i].py``, each one function. ``bugs`` are in different modules and do not depend on each other:
-    one where a task is drawn before a run, several where tasks were combined."""
+    """Modules ``modules[i].py`` with one function each. ``bugs`` are in different modules and independent of each
+    other: one if the task is drawn before a run, several if it combines tasks."""
 
     name: str
     split: Split
@@ -79,10 +79,10 @@ TASKS_PER_WORKER = 32
 def draw_synthetic(
     n: int, *, split: Split, seed: int, start: int = 0, workers: int | None = None
 ) -> list[SyntheticSpec]:
-    """Synthetic tasks number ``start`` to ``start + n`` of (``split``, ``seed``).
+    """Return the synthetic tasks number ``start`` to ``start + n - 1`` of (``split``, ``seed``).
 
     Each has one mutation that a visible case kills. The result does not depend on ``workers`` (default: the CPUs this
-    process may use). Raises RuntimeError where a worker fails.
+    process may use). Raises RuntimeError if a worker fails.
     """
     if n <= 0:
         return []
@@ -97,10 +97,10 @@ def draw_synthetic(
 
 
 def draw_combined(name: str, kinds: Sequence[str], *, split: Split, seed: int) -> SyntheticSpec:
-    """The synthetic task ``name`` with a bug of each of ``kinds`` (at least two) in a module of its own.
+    """Draw the synthetic task ``name`` with a bug of each of ``kinds`` (at least two), each in a module of its own.
 
-    ``name`` and the other arguments decide everything. Its functions are drawn from ``split`` like those of any other
-    synthetic task. Raises RuntimeError where there is no such task, or the worker fails.
+    The result depends on the arguments only. The functions are drawn from ``split`` like those of any other synthetic
+    task. Raises RuntimeError if no such task is found, or if the worker fails.
     """
     request = {"split": split, "seed": seed, "name": name, "kinds": list(kinds)}
     ((_, spec),) = _drawn_by_workers([request])
@@ -108,7 +108,7 @@ def draw_combined(name: str, kinds: Sequence[str], *, split: Split, seed: int) -
 
 
 def _drawn_by_workers(requests: Sequence[dict[str, Any]]) -> list[tuple[int, SyntheticSpec]]:
-    """(index, task) of every request, each of which a process of its own works on. RuntimeError where one fails."""
+    """Run each request in its own process; return (index, task) of every task. Raises RuntimeError if one fails."""
     command = [sys.executable, "-m", "woodshed.tasks.generators.synthetic.worker"]
     running = []
     for request in requests:

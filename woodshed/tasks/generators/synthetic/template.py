@@ -40,7 +40,7 @@ class Template:
         return ":".join([self.family, *(choice[slot][0] for slot in sorted(choice))])
 
     def render(self, choice: Mapping[str, Option], rng: random.Random) -> tuple[str, str, tuple[str, ...]]:
-        """(function name, normalised source, kinds of its arguments), with variable names drawn from ``rng``."""
+        """Return (function name, normalised source, kinds of its arguments), with variable names drawn from ``rng``."""
         name = re.sub(r"_+", "_", self.name.format_map(choice)).strip("_")
         body = self.body.strip("\n").format_map(choice)
         args = dict(self.args)

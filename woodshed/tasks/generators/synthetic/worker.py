@@ -26,7 +26,7 @@ from .spec import NOUNS, Bug, SyntheticSpec
 MUTANT_SECONDS = 0.03
 """CPU time for all cases of one mutant; a correct function needs about a thousandth of it."""
 DRAWS = 5000
-"""Functions that are drawn for one combined task before it is given up; a few dozen are needed for rare kinds."""
+"""Maximum number of functions drawn for one combined task; rare kinds need a few dozen."""
 
 
 class OutOfTime(BaseException):
@@ -34,7 +34,7 @@ class OutOfTime(BaseException):
 
 
 def build_synthetic(split: Split, seed: int, index: int) -> SyntheticSpec:
-    """Task number ``index`` of a seed. Depends on nothing else, so the tasks are the same for any number of workers."""
+    """Build task number ``index`` of a seed. It depends on the arguments only, not on the number of workers."""
     rng = random.Random(f"study:{split}:{seed}:{index}")
     modules = tuple(rng.sample(NOUNS, 3))
     while True:
@@ -50,7 +50,7 @@ def build_synthetic(split: Split, seed: int, index: int) -> SyntheticSpec:
 
 
 def build_combined(split: Split, seed: int, name: str, kinds: Sequence[str]) -> SyntheticSpec:
-    """The task ``name`` with a bug of each of ``kinds``, in different modules. RuntimeError where none is found."""
+    """Build the task ``name`` with a bug of each of ``kinds``, in different modules. RuntimeError if none is found."""
     rng = random.Random(f"combined:{split}:{seed}:{name}:{','.join(kinds)}")
     modules = tuple(rng.sample(NOUNS, max(3, len(kinds))))
     left = DRAWS
@@ -68,7 +68,7 @@ def build_combined(split: Split, seed: int, name: str, kinds: Sequence[str]) -> 
             drawn.append(function)
         if len(drawn) < len(modules):
             break
-        places = rng.sample(range(len(modules)), len(modules))  # of the functions drawn, of which the first are broken
+        places = rng.sample(range(len(modules)), len(modules))  # module of each drawn function, the broken ones first
         functions = tuple(drawn[places.index(number)] for number in range(len(modules)))
         bugs = tuple(Bug(place, *bug) for place, bug in zip(places, found))
         if _some_case_passes(functions, bugs) and not _shows_answer(functions, bugs):
@@ -77,7 +77,7 @@ def build_combined(split: Split, seed: int, name: str, kinds: Sequence[str]) -> 
 
 
 def _draw_another(others: Sequence[SyntheticFunction], rng: random.Random, split: Split) -> SyntheticFunction:
-    """A function with another name than those of ``others``."""
+    """Draw a function whose name differs from those of ``others``."""
     while True:
         drawn = draw_function(rng, split)
         if drawn.name not in [f.name for f in others]:
@@ -90,8 +90,8 @@ def _some_case_passes(functions: Sequence[SyntheticFunction], bugs: Sequence[Bug
 
 
 def _shows_answer(functions: Sequence[SyntheticFunction], bugs: Sequence[Bug]) -> bool:
-    """Whether what an agent sees of the other modules has a line that a bug changed, or what the leak gate of tasks
-    would find."""
+    """Return whether other modules, as an agent sees them, contain a line that a bug changed, or an answer that the
+    leak gate would find."""
     seen = {f"{number}.py": f.source for number, f in enumerate(functions)}
     seen |= {f"{bug.module}.py": bug.mutation.source for bug in bugs}
     for bug in bugs:
@@ -107,10 +107,10 @@ def _shows_answer(functions: Sequence[SyntheticFunction], bugs: Sequence[Bug]) -
 def find_bug(
     function: SyntheticFunction, rng: random.Random, kind: str = ""
 ) -> tuple[Mutation, tuple[int, ...]] | None:
-    """A mutation that a visible case kills, of ``kind`` where one is given, with the numbers of all cases that fail;
-    None where there is none.
+    """Return a mutation (of ``kind``, if given) that a visible case kills, and the numbers of all failing cases; None
+    if there is no such mutation.
 
-    Mutants that run out of time are passed over: as tasks they would cost their time limit at every test run.
+    Mutants that run out of time are skipped: as tasks they would use up the time limit in every test run.
     """
     options = [m for m in mutations(function.source, function=function.name) if kind in ("", m.kind)]
     while options:
@@ -123,7 +123,7 @@ def find_bug(
 
 
 def failing_cases(source: str, name: str, cases: tuple[Case, ...]) -> tuple[int, ...]:
-    """Numbers of the cases that a mutant fails; empty where it survives or runs out of time. Main thread only."""
+    """Return the numbers of the cases that a mutant fails; empty if it survives or times out. Main thread only."""
     space: dict[str, Any] = {}
     failing = []
     signal.signal(signal.SIGVTALRM, _stop)

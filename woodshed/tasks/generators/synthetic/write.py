@@ -67,7 +67,7 @@ sys.exit(main())
 
 
 COMBINE = "combine"
-"""``generator`` in the provenance of synthetic tasks with several bugs, as of combined changes to packages."""
+"""``generator`` in the provenance of synthetic tasks with several bugs; the same as for combined package changes."""
 
 _RUN_TESTS = RUN_TESTS.encode()
 _TEST_SH = (
@@ -127,7 +127,7 @@ def bugs_of(task: Task) -> tuple[str, ...]:
 
 
 def solution_edit(task: Task) -> tuple[str, int, str]:
-    """(path, 1-based line, text of the line) of the reference fix. Raises TaskError unless it is one changed line."""
+    """Return (path, 1-based line, its text) of the reference fix. Raises TaskError unless it changes one line."""
     before, after = task.workspace_files(), task.solution_files()
     edits = []
     for path, fixed in after.items():

@@ -41,7 +41,7 @@ _TEST = re.compile(r"(?:.*[._-])?(?:tests?|spec)|test[-_].*")
 
 
 def node_refusal(before: Mapping[str, bytes], tests: Sequence[str]) -> Refusal:
-    """Why a recipe may not add a file. ``before``: the repository; ``tests``: files and folders of its tests."""
+    """Return a function that says why a recipe may not add a file. ``before``: the repository; ``tests``: its tests."""
     folders = {str(parent) for name in before for parent in PurePosixPath(name).parents}
     stems = {str(PurePosixPath(name).with_suffix("")) for name in before if name.endswith(_SUFFIXES)}
 
@@ -178,7 +178,7 @@ project itself is not on that registry, and there is no other network. Node and 
 def _locked(
     listed: Sequence[tuple[str, str, str]], served: Iterable[Served], ground: Ground
 ) -> tuple[tuple[Module, ...], list[str]]:
-    """(modules of ``listed`` (place, package, version) that were served as archives, why others cannot be locked)."""
+    """Return (modules of ``listed`` (place, package, version) that were served, why others cannot be locked)."""
     known = {(a.package, a.version): a for a in served if isinstance(a, Archive)}
     modules: dict[str, Module] = {}
     problems = []
@@ -196,7 +196,7 @@ def _locked(
 
 
 def _brings(outer: Module | None, inner: str, cache: Path | None) -> bool:
-    """Whether the archive of a module bundles the package ``inner``."""
+    """Return whether the archive of a module bundles the package ``inner``."""
     if outer is None:
         return False
     return f"node_modules/{inner}/package.json" in read_sdist(archive_path(outer.integrity, cache))

@@ -44,7 +44,7 @@ class Upstream:
         return found
 
     def download(self, name: str, tarball: str) -> bytes:
-        """An archive, from the configured registry even if the document names another one, as behind a mirror."""
+        """Download an archive, from the configured registry even if the document names another one (mirrors)."""
         _, there, rest = urlsplit(tarball).path.partition(f"/{name}/-/")
         return self._get(f"{self._registry(name)}/{name}/-/{rest}" if there else tarball, name)
 

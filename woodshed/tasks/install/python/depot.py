@@ -96,7 +96,7 @@ class Depot(IndexServer[Wheel]):
 
 
 def wheel_name(filename: str) -> tuple[str, str]:
-    """(project, version) from the file name of a wheel (PEP 427); ``("", "")`` if it is not one."""
+    """Return (project, version) from the file name of a wheel (PEP 427); ``("", "")`` if it is not one."""
     parts = filename.removesuffix(".whl").split("-")
     return (parts[0], parts[1]) if len(parts) in (5, 6) else ("", "")
 

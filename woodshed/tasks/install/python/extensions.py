@@ -40,7 +40,7 @@ runpy.run_path("setup.py", run_name="__main__") if os.path.exists("setup.py") el
 
 
 def has_extensions(project: Project) -> bool:
-    """Whether the project declares extension modules for setuptools."""
+    """Return whether the project declares extension modules for setuptools."""
     if not any(name.endswith(_SOURCES) for name in project.files):
         return False
     declared = project.table("tool", "setuptools").get("ext-modules")
@@ -48,7 +48,7 @@ def has_extensions(project: Project) -> bool:
 
 
 async def with_extensions(ground: Ground, boxes: Boxes) -> tuple[Ground, str]:
-    """(``ground`` with compiled extension modules among its files, why they were not compiled or empty).
+    """Return (``ground`` with compiled extension modules among its files, why they were not compiled or empty).
 
     Raises nothing, because a project may run without them; its tests decide.
     """
@@ -66,7 +66,7 @@ async def with_extensions(ground: Ground, boxes: Boxes) -> tuple[Ground, str]:
 
 
 async def _requirements(ground: Ground, project: Project, boxes: Boxes) -> tuple[tuple[Pinned, ...], str]:
-    """(wheels that building needs, why they cannot be installed or empty)."""
+    """Return (wheels that building needs, why they cannot be installed or empty)."""
     stated = project.table("build-system").get("requires")
     lines = ["setuptools", *map(str, stated if isinstance(stated, list) else ())]
     texts = [found.text for line in lines if (found := parse_requirement(line, "pyproject.toml [build-system]"))]

@@ -42,7 +42,7 @@ def wanted_plugins(text: str, stated: Iterable[str]) -> list[str]:
 
 
 def useful_plugin(name: str) -> bool:
-    """Whether a distribution is a pytest plugin that tests may need."""
+    """Return whether a distribution is a pytest plugin that tests may need."""
     name = canonical(name)
     known = {*_FIXTURES.values(), *_LOOPS}
     return (name.startswith("pytest-") or name in known) and not _NEVER.fullmatch(name)

@@ -1,7 +1,7 @@
 """A builder without a model: install what the project states, then look up what its tests fail to import.
 
-Of the goals it sees only the output of their commands. A package that neither the project nor a short list of known
-import names states is never guessed. This is the baseline for a policy.
+The builder sees only the output of the goals' commands. It never guesses a package: it takes those that the project
+states or that a short list of known import names gives. This is the baseline for a policy.
 
 Services are found by rules too: a client that the project states and its code imports needs its server, which is a
 wheel as well. A start script ends once its server answers, fails if the server ends, and uses no file of the

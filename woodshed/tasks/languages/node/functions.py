@@ -20,8 +20,8 @@ _GONE = "throw new Error('not implemented');"
 
 @dataclass(frozen=True)
 class JsFunction:
-    """Where a function is. ``name``: as the code names it (``parse``, ``Class.method``, ``exports.parse``); lines are
-    1-based, inclusive.
+    """Position of a function. ``name``: as the code names it (``parse``, ``Class.method``, ``exports.parse``); lines
+    are 1-based, inclusive.
 
     ``start`` and ``end``: UTF-16 offsets, as V8 counts. ``body``: byte offsets of the body with its braces. ``head``:
     byte offset at which its statement begins. ``statements``: number of statements in the body.
@@ -46,7 +46,7 @@ def functions_of(source: bytes) -> list[JsFunction]:
 
 
 def function_named(source: bytes, name: str) -> JsFunction:
-    """The function of that name. Raises KeyError unless there is exactly one, SyntaxError."""
+    """Return the function called ``name``. Raises SyntaxError, and KeyError unless there is exactly one."""
     found = [f for f in functions_of(source) if f.name == name]
     if len(found) != 1:
         raise KeyError(f"{len(found)} functions {name!r} in the source")
@@ -99,7 +99,7 @@ def _functions(root: Node, source: bytes) -> Iterator[JsFunction]:
 
 
 def _name(node: Node) -> tuple[str, Node]:
-    """(name of a function or empty, the node at which its statement begins)."""
+    """Return (name of a function or empty, the node at which its statement begins)."""
     own = node.child_by_field_name("name")
     if node.type == "method_definition":
         accessor = next((c.type for c in node.children if c.type in ("get", "set")), "")

@@ -104,7 +104,7 @@ _WISH = re.compile(r"((?:@[\w.~-]+/)?[\w.~-]+)(?:@([^\s:/]+))?")
 
 
 def described_node(package: Package, project: NodeProject, code: Sequence[str], tests: Sequence[str]) -> Package:
-    """``package`` with layout and licence; ``code`` and ``tests``: of the command line. Raises PackageError."""
+    """Return ``package`` with layout and licence; ``code``, ``tests``: from the command line. Raises PackageError."""
     if not project.package:
         raise PackageError(f"{package.name}: package.json is missing or cannot be read")
     try:
@@ -128,9 +128,9 @@ async def pin_node(
     cache: Path | None = None,
     seconds: float = SUITE_SECONDS,
 ) -> tuple[Package, tuple[Module, ...], tuple[str, ...]]:
-    """(package with its layout, its npm packages, notes).
+    """Return (package with its layout, its npm packages, notes).
 
-    ``code``, ``tests`` and ``needs``: of the command line; ``locked``: the npm packages, if they are known already.
+    ``code``, ``tests``, ``needs``: from the command line; ``locked``: the npm packages, if they are known already.
     Raises PackageError, which says what to do.
     """
     project = NodeProject(files)

@@ -149,7 +149,7 @@ def _parameters(root: Node, function: JsFunction) -> frozenset[str]:
 
 
 def _is_bound(node: Node) -> bool:
-    """Whether the identifier is defined, assigned or called here: replacing it would change more than a value."""
+    """Return whether the identifier is defined, assigned or called here: replacing it changes more than a value."""
     above = node.parent
     if above is None or above.type in ("formal_parameters", "variable_declarator", "function_declaration"):
         return True

@@ -43,7 +43,7 @@ def pack(name: str, version: str) -> bytes:
 
 
 def resolve(wanted: Mapping[str, str], name: str, needed: Collection[str] = ()) -> tuple[tuple[Module, ...], list[str]]:
-    """(pinned modules for ``wanted`` (name -> range) and their dependencies, sorted by place; packages left out).
+    """Return (pinned modules for ``wanted`` (name -> range) and dependencies, sorted by place; packages left out).
 
     ``name``: the project under test. Packages that depend on it are left out, because its published copy would hold the
     answers. Raises PackageError if one of ``needed`` depends on it, if a package has no archive on the registry, or if

@@ -133,7 +133,7 @@ def _covered(
 
 
 def _is_wrapper(span: JsFunction, spans: Sequence[JsFunction]) -> bool:
-    """Whether a function is the scope of a module (UMD, a factory): it holds most other functions."""
+    """Return whether a function is the scope of a module (UMD, a factory): it holds most other functions."""
     inside = sum(span.start < other.start and other.end <= span.end for other in spans)
     return inside >= 2 and 2 * inside >= len(spans) - 1
 

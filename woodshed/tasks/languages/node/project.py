@@ -99,12 +99,12 @@ class NodeLayout:
 
 
 def is_node_project(files: Mapping[str, bytes]) -> bool:
-    """Whether the files are a Node project: they have a ``package.json`` and no project file of Python."""
+    """Return whether the files are a Node project: they have a ``package.json`` and no project file of Python."""
     return "package.json" in files and not any(name in files for name in _PYTHON)
 
 
 def find_layout(project: NodeProject, *, sources: Sequence[str] = (), tests: Sequence[str] = ()) -> NodeLayout:
-    """The layout of a project; ``sources`` and ``tests`` from the command line are taken as they are.
+    """Return the layout of a project; ``sources`` and ``tests`` from the command line are used unchanged.
 
     Raises PackageError if it has no tests or no code, if its tests are for another runner, or if a path holds no file.
     """
@@ -158,7 +158,7 @@ class Places(Protocol):
 
 
 def needed(project: NodeProject, layout: Places, wished: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """(packages to install: name -> range, packages that tests or code load but the project does not state)."""
+    """Return (packages to install: name -> range, packages that tests or code load but the project does not state)."""
     stated = {**project.stated(), **wished}
     loaded: set[str] = set()
     for name, data in project.files.items():
@@ -186,7 +186,7 @@ def _package(loaded: str) -> str:
 
 
 def _is_range(wanted: str) -> bool:
-    """Whether a requirement is a range of versions: no path, URL, workspace or alias of another package."""
+    """Return whether a requirement is a range of versions, not a path, URL, workspace or alias of another package."""
     return not re.search(r"[:/]", wanted)
 
 

@@ -40,12 +40,12 @@ def workspace_of(package: Package, files: dict[str, bytes]) -> dict[str, bytes]:
 
 
 def is_test(package: Package, name: str) -> bool:
-    """Whether a workspace file belongs to the tests, and so to the grader and not to the agent."""
+    """Return whether a workspace file belongs to the tests, and so to the grader and not to the agent."""
     return name == "package.json" or any(below(name, root) for root in package.tests)
 
 
 def is_source(package: Package, name: str) -> bool:
-    """Whether a workspace file is JavaScript under test."""
+    """Return whether a workspace file is JavaScript under test."""
     return name.endswith(SUFFIXES) and not is_test(package, name)
 
 

@@ -11,7 +11,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class FunctionSpan:
-    """Where a function is. ``name`` is qualified (``Class.method``); ``line`` to ``end_line`` (1-based, inclusive):
+    """Position of a function. ``name`` is qualified (``Class.method``); ``line`` to ``end_line`` (1-based, inclusive):
     ``def`` and body; ``body_line``: first line after the docstring; ``statements``: number of statements after it.
     """
 

@@ -193,7 +193,7 @@ def _binop(node: ast.BinOp | ast.AugAssign) -> Found:
 
 
 def _is_text(node: ast.expr) -> bool:
-    """Whether a node is a string or a list, which support few operators: the mutant would be a plain TypeError."""
+    """Return whether a node is a string or a list: they support few operators, so mutants would raise TypeError."""
     return isinstance(node, _TEXT) or (isinstance(node, ast.Constant) and isinstance(node.value, str | bytes))
 
 

@@ -93,7 +93,7 @@ def _spliced(root: ast.AST, module: ast.Module, text: str) -> Iterator[tuple[str
 
 
 def _edits(root: ast.AST, module: ast.Module, lines: list[str]) -> Iterator[tuple[str, int, str, bool]]:
-    """(kind, line number, new line, whether the new text is inside the parentheses of what it replaces)."""
+    """Yield (kind, line number, new line, whether the new text is inside the parentheses of what it replaces)."""
     for change in changes(root, module):
         target, rendered = _render(change)
         number, start, end = target.lineno, target.col_offset, target.end_col_offset

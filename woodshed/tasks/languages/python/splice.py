@@ -55,7 +55,7 @@ class Text:
 
 
 def splice(text: Text, change: Change) -> tuple[int, str] | None:
-    """(line number, that line after the change); None if the change does not stay within tokens of one line."""
+    """Return (line number, that line after the change); None if the change does not stay within tokens of one line."""
     for edits in _candidates(text, change):
         lines = {text.line(place) for start, end, _ in edits for place in (start, end)}
         if len(lines) != 1 or any(b"\n" in new for _, _, new in edits):
@@ -134,7 +134,7 @@ def _exchange(text: Text, one: ast.expr, other: ast.expr) -> list[Edit]:
 
 
 def _means(text: Text, change: Change, edits: list[Edit]) -> bool:
-    """Whether the edited text of the whole expression or statement parses to the changed tree."""
+    """Return whether the edited text of the whole expression or statement parses to the changed tree."""
     top: ast.expr | ast.stmt = change.node
     if not isinstance(top, ast.stmt):
         for ancestor, _, _ in reversed(change.ancestors):
@@ -195,7 +195,7 @@ def merge(before: str, changed: Sequence[str]) -> str | None:
 
 
 def _edit(before: list[str], after: list[str]) -> tuple[int, int, list[str]]:
-    """(first line, line after the last, replacement), 0-based."""
+    """Return (first line, line after the last, replacement), 0-based."""
     most = min(len(before), len(after))
     head = next((i for i in range(most) if before[i] != after[i]), most)
     tail = next((i for i in range(most - head) if before[-1 - i] != after[-1 - i]), most - head)

@@ -74,7 +74,7 @@ async def build_from_instances(
     only: Collection[str] = (),
     cache: Path | None = None,
 ) -> tuple[list[Task], dict[str, str]]:
-    """(tasks in ``out`` by name, instance -> why it became none) of the instances in ``file``, or ``only`` of some.
+    """Build tasks of the instances in ``file``, or ``only`` of some; return (tasks by name, instance -> why none).
 
     Verdicts are recorded, so the same call continues after a kill. Dependencies are locked in ``out/sources.toml``.
     ``report`` has a line for each repository, with the reasons of its instances up to the first colon. Raises TaskError

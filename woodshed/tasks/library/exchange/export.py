@@ -138,7 +138,7 @@ def load_all(folders: Iterable[Path]) -> list[Task]:
 def import_tasks(
     folder: Path, out: Path, progress: Callable[[int, int, str], None] = lambda *_: None
 ) -> tuple[list[Task], dict[str, str]]:
-    """(tasks in ``out``, instance -> why it became none) of a folder that ``export_tasks`` wrote.
+    """Return (tasks in ``out``, instance -> why it became none) of a folder that ``export_tasks`` wrote.
 
     Instances of other datasets do not describe their environment and are left out; ``build.py`` imports them with their
     repositories. Raises TaskError if the file is missing or does not hold JSON lines.

@@ -34,7 +34,7 @@ class Listed:
 
 
 def check_ids(instance: Instance, tests: frozenset[str]) -> tuple[str, ...]:
-    """The tests that can be run: all of ``FAIL_TO_PASS``, those of ``PASS_TO_PASS`` that are in the files ``tests``.
+    """Return the tests that can be run: all of ``FAIL_TO_PASS``, and ``PASS_TO_PASS`` tests in the files ``tests``.
 
     Raises Rejected if a list is empty, an id is not one of pytest, or a FAIL_TO_PASS test is in no test file.
     """

@@ -35,7 +35,7 @@ class Needs:
     async def met(
         self, package: Package, requirements: Sequence[Requirement], own: Sequence[str]
     ) -> tuple[Package, tuple[str, ...]]:
-        """(the package with its wheels, layers below its workspace). ``own``: names that are never installed.
+        """Return (the package with its wheels, layers below its workspace). ``own``: names that are never installed.
 
         Raises Rejected if the requirements cannot be used, PackageError if pip or the index cannot be.
         """
@@ -56,7 +56,7 @@ class Needs:
     async def installed(
         self, package: Package, files: Mapping[str, bytes], found: Install, out: Path
     ) -> tuple[Package, tuple[str, ...]]:
-        """As ``met``, with the packages of an install. Raises Rejected if it is of other bytes or needs services."""
+        """As ``met``, with the packages of an install. Raises Rejected if it was made from other bytes."""
         try:
             made, _ = await asyncio.to_thread(installed_package, package, files, found, out)
         except PackageError as error:

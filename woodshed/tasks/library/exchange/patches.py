@@ -109,7 +109,7 @@ class _Reader:
         return change
 
     def _extended(self, old: str | None, new: str | None) -> tuple[str | None, str | None, bool]:
-        """(old, new, whether it is a rename) after the lines between ``diff --git`` and the hunks."""
+        """Return (old, new, whether it is a rename) after the lines between ``diff --git`` and the hunks."""
         renamed = False
         while self.at < len(self.lines) and not self._here().startswith((b"--- ", b"diff --git ", b"@@ ")):
             line = self._next()

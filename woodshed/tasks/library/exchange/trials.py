@@ -222,7 +222,7 @@ class InstanceTrials:
 
 
 async def _complaints(trial: Trial, tests: Sequence[str]) -> tuple[bool, str]:
-    """(whether the ``tests`` run to their end, output of those that fail, or why none is run)."""
+    """Return (whether the ``tests`` run to their end, output of those that fail, or why none is run)."""
     try:
         box = await trial.fork()
         try:

@@ -35,7 +35,7 @@ class Limits:
 
 
 def newest(history: History) -> tuple[str, Share]:
-    """(newest policy with its version, share of its rollouts that solved the task). ValueError without ratings."""
+    """Return (newest policy with version, share of its rollouts that solved the task). ValueError without ratings."""
     last = max(history.ratings, key=lambda r: r.date)
     same = [r for r in history.ratings if (r.policy, r.version) == (last.policy, last.version)]
     share = Share(sum(r.solved for r in same), sum(r.rollouts for r in same))
@@ -43,7 +43,7 @@ def newest(history: History) -> tuple[str, Share]:
 
 
 def find(history: History, limits: Limits) -> tuple[Finding, str]:
-    """(finding, the evidence as text). ``undecided``: more rollouts are needed."""
+    """Return (finding, the evidence as text). ``undecided``: more rollouts are needed."""
     if not history.ratings:
         return "unrated", ""
     who, share = newest(history)

@@ -16,7 +16,7 @@ from woodshed.tasks.packages.prepare import CoveredFunction, Suite
 
 Way = Literal["cone", "combine", "terse"]
 WAYS: tuple[Way, ...] = get_args(Way)
-"""In the order in which they are tried: delete more around the function, combine several changes, say less."""
+"""Ways in the order in which they are tried: delete more around the function, combine several changes, say less."""
 
 _CONES = ("delete_methods", "delete_class", "delete_feature")
 _SINGLE = ("mutate", "delete_function", *GROUPS)
