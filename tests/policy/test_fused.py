@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from woodshed.policy import operators as plain
+from woodshed.policy.config import DecoderConfig
+from woodshed.policy.decoder import Decoder
 from woodshed.policy.native import fused
 from woodshed.policy.native.build import NoKernels
 
@@ -154,3 +156,77 @@ def test_other_dtypes_are_left_to_torch(dtype: torch.dtype) -> None:
     turn = torch.ones(5, 4, dtype=dtype)
     ours, theirs = (o.split_heads(x, weight[:2], weight[:2], turn, 2, 1, EPS) for o in (fused.FUSED, plain.TORCH))
     assert all(map(torch.equal, ours, theirs))
+
+
+SHAPES = [(1, 2, 16), (7, 30, 48), (130, 64, 16), (1100, 200, 96)]
+
+
+def product(half: bool, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return fused._linear(half, x, weight, bias)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_linear(threads: int, shape: tuple[int, int, int], with_bias: bool) -> None:
+    rows, outputs, width = shape
+    x, weight = drawn(rows, width) / width**0.5, drawn(outputs, width, seed=1)
+    inputs = [x, weight, drawn(outputs, seed=2)] if with_bias else [x, weight]
+    assert product(False, x, weight).grad_fn is None  # no gradient is wanted
+    assert_same(partial(product, False), torch.nn.functional.linear, inputs)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_linear_rounds_its_operands_to_bfloat16_and_nothing_else(threads: int, shape: tuple[int, int, int]) -> None:
+    rows, outputs, width = shape
+    x, weight, grad = drawn(rows, width), drawn(outputs, width, seed=1), drawn(rows, outputs, seed=2)
+    leaves = x.clone().requires_grad_(), weight.clone().requires_grad_()
+    y = product(True, *leaves)
+    got = [y.detach(), *torch.autograd.grad(y, leaves, grad)]
+    a, b, g = (t.bfloat16().double() for t in (x, weight, grad))
+    for mine, exact in zip(got, (a @ b.T, g @ b, g.T @ a), strict=True):
+        assert mine.dtype == torch.float32
+        torch.testing.assert_close(mine.double(), exact, rtol=0, atol=4e-6 * float(exact.abs().max()))
+
+
+def test_linear_keeps_infinities_and_nans() -> None:
+    x, weight = drawn(4, 16), drawn(2, 16, seed=1)
+    x[1, 3], x[2, 5] = torch.inf, torch.nan
+    for half in (False, True):
+        y = product(half, x, weight)
+        assert y[[0, 3]].isfinite().all() and y[1].isinf().all() and y[2].isnan().all()
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_bits_of_linear_do_not_depend_on_threads(half: bool) -> None:
+    before, found = torch.get_num_threads(), []
+    leaves = drawn(1000, 96).requires_grad_(), drawn(200, 96, seed=1).requires_grad_()
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
+        y = product(half, *leaves)
+        found.append([y.detach(), *torch.autograd.grad(y.square().sum(), leaves)])
+    torch.set_num_threads(before)
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("products", "flags", "amd", "expected"),
+    [
+        ("float32", {"avx512_bf16"}, True, False),
+        ("float32", {"avx512_bf16", "amx_bf16"}, False, None),
+        ("bfloat16", {"avx512_bf16"}, True, True),
+        ("bfloat16", {"avx512_bf16", "amx_bf16"}, False, None),
+        ("bfloat16", set(), True, None),
+    ],
+)
+def test_products_are_ours_where_those_of_torch_are_slower(
+    monkeypatch: pytest.MonkeyPatch, products: str, flags: set[str], amd: bool, expected: bool | None
+) -> None:
+    monkeypatch.setattr(fused, "has_flags", lambda *names: set(names) <= flags)
+    monkeypatch.setattr(fused, "made_by_amd", lambda: amd)
+    decoder = Decoder(
+        DecoderConfig(vocab_size=32, d_model=16, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=16, d_ff=32)
+    )
+    fused.fuse(decoder, products)
+    chosen = decoder.linear.args[0] if isinstance(decoder.linear, partial) else None
+    assert chosen is expected and decoder.layers[0].linear is decoder.linear

@@ -99,9 +99,9 @@ def products_in(operands: str) -> Iterator[None]:
     ``bfloat16``).
 
     On a CPU sums and results are float32, and the setting applies to all threads of the process. It has no effect if
-    torch lacks kernels for it: with torch 2.13 on x86 they need AMX, and ``avx512_bf16`` is not enough. On a GPU this
-    is torch's autocast in this thread: results are rounded to bfloat16 too, except logits, whose operands are rounded
-    to TF32.
+    torch lacks kernels for it: with torch 2.13 on x86 they need AMX; with ``avx512_bf16`` alone, ``native/fused.py``
+    computes a policy's matrices. On a GPU this is torch's autocast in this thread: results are rounded to bfloat16 too,
+    except logits, whose operands are rounded to TF32.
     """
     if operands != "bfloat16":
         yield

@@ -31,7 +31,7 @@ class Reference:
 
     def __init__(self, decoder: Decoder, settings: TrainSettings) -> None:
         self.decoder, self.settings = decoder.requires_grad_(False), settings
-        fuse(decoder)
+        fuse(decoder, settings.products)
 
     @torch.no_grad()
     def fill(self, batch: TrainBatch) -> TrainBatch:

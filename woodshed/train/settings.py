@@ -200,10 +200,11 @@ class TrainSettings(Settings):
     """Maximum number of logits (tokens x vocabulary) that exist at once."""
 
     products: Literal["float32", "bfloat16"] = "float32"
-    """Dtype of the operands of matrix products, including those of Muon; weights, sums and gradients are float32 either
-    way. ``bfloat16`` is several times as fast where the hardware supports it: on an x86 CPU with AMX (without AMX,
-    torch 2.13 multiplies in float32 all the same), and on a GPU by autocast, where the results of products, except
-    logits, are bfloat16 too. Log-probabilities then differ from the engine's about as much as with bfloat16 weights."""
+    """Dtype of the operands of matrix products; weights, sums and gradients are float32 either way. ``bfloat16`` is
+    faster where the hardware multiplies it: on an x86 CPU with AMX (there attention and Muon round too), on one with
+    ``avx512_bf16`` (matrices of the policy only), and on a GPU by autocast, where the results of products, except
+    logits, are bfloat16 too. Other CPUs multiply in float32 all the same. Log-probabilities then differ from the
+    engine's about as much as with bfloat16 weights."""
 
     replay_ratio: float = Field(default=0.0, ge=0, le=1)
     """Router replay of a mixture of experts: an expert that the engine chose is used if its score is at least this

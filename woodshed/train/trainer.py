@@ -77,7 +77,7 @@ class Trainer:
         self.decoder, self.settings, self.start = decoder, settings, start
         self.decoder.recompute = settings.recompute
         self.decoder.replay_ratio = settings.replay_ratio
-        fuse(decoder)
+        fuse(decoder, settings.products)
         self.optimizer = Optimizer(decoder, settings.optimizer)
         self.step_count = start
 

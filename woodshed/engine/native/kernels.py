@@ -24,7 +24,7 @@ from woodshed.policy.processor import has_flags, zeros
 
 log = logging.getLogger(__name__)
 
-STEP = Sources(Path(__file__).parent / "step.cpp", ("product.h", "attention.h"))
+STEP = Sources(Path(__file__).parent / "step.cpp", ("attention.h",))
 
 MOST_HEADS = 64
 """Maximum number of query heads that share one key head."""

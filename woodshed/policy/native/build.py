@@ -20,6 +20,7 @@ from woodshed.record.atomic import write_whole
 from woodshed.record.cache import cache_directory
 
 HERE = Path(__file__).parent
+SHARED = (HERE / "vectors.h", HERE / "product.h")
 FLAGS = ("-O3", "-std=c++17", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-shared")
 THREADS = ("-fopenmp",)
 SECONDS = 120
@@ -30,7 +31,7 @@ COMPILE_SECONDS = 3600
 
 @dataclass(frozen=True)
 class Sources:
-    """Sources of a library: one C++ file that includes ``headers`` from its own folder and ``vectors.h``."""
+    """Sources of a library: one C++ file that includes ``headers`` from its own folder, and SHARED."""
 
     main: Path
     headers: tuple[str, ...] = ()
@@ -105,7 +106,7 @@ def _digest(sources: Sources, compiler: str, tuned: str) -> str:
     except (OSError, subprocess.SubprocessError) as error:
         raise NoKernels(f"{compiler} does not run: {error}") from error
     headers = [sources.main.parent / name for name in sources.headers]
-    parts = [path.read_bytes() for path in (HERE / "vectors.h", *headers, sources.main)]
+    parts = [path.read_bytes() for path in (*SHARED, *headers, sources.main)]
     parts += [repr((FLAGS, THREADS, tuned, platform.platform(), processor.kind())).encode(), version]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
 

@@ -1,12 +1,13 @@
-// Operators between the matrix products of a training step, forward and backward, each in one pass over memory.
+// Operators of a training step, forward and backward: those between matrix products, each in one pass over memory, then
+// attention (ragged.h) and linear layers (linear.h).
 //
 // All float32 and contiguous. Names: N rows (tokens), D width, H query heads, K key/value heads, E head width, F
 // feed-forward width, V vocabulary. Gradients of weights are summed over PARTS parts of the rows and then over the parts,
 // so they do not depend on the number of threads.
 
 #include <vector>
+#include "linear.h"
 #include "ragged.h"
-#include "vectors.h"
 
 namespace {
 
@@ -255,5 +256,16 @@ void woodshed_attention_backward(int threads, long rows, long shared, long heads
                                  float *grad_q, float *grad_k, float *grad_v) {
     ragged::backward(threads, {rows, shared, heads, kv_heads, width, starts, counts, at}, scale, grad, q, k, v, out, lse,
                      grad_q, grad_k, grad_v);
+}
+
+// see linear.h; `half`: operands are rounded to bfloat16
+void woodshed_linear(int threads, long half, long rows, long outputs, long width, const float *x, const float *w, float *y) {
+    (half ? dense::forward<Pairs> : dense::forward<Single<float>>)(threads, rows, outputs, width, x, w, y);
+}
+
+void woodshed_linear_backward(int threads, long half, long rows, long outputs, long width, const float *grad, const float *x,
+                              const float *w, float *grad_x, float *grad_w) {
+    (half ? dense::backward<Pairs> : dense::backward<Single<float>>)(threads, rows, outputs, width, grad, x, w, grad_x,
+                                                                     grad_w);
 }
 }

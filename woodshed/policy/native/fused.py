@@ -1,7 +1,8 @@
-"""Fused operators for training on a CPU: autograd functions on the kernels of ``fused.cpp``.
+"""Operators for training on a CPU: autograd functions on the kernels of ``fused.cpp``.
 
-Each takes one pass over memory where torch's operators take several. They compute in float32 with torch's number of
-threads; results are bit-identical for any number.
+What lies between matrix products takes one pass over memory each, where torch's operators take several. Attention and
+linear layers know lengths and processors that torch's do not. All compute in float32 with torch's number of threads;
+results are bit-identical for any number.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -20,12 +22,13 @@ from woodshed.policy import operators
 from woodshed.policy.attention import Ragged
 from woodshed.policy.decoder import Decoder
 from woodshed.policy.operators import Operators
+from woodshed.policy.processor import has_flags, made_by_amd
 
 from .build import COMPILE_SECONDS, NoKernels, Sources, library
 
 log = logging.getLogger(__name__)
 
-SOURCES = Sources(Path(__file__).parent / "fused.cpp", ("ragged.h",))
+SOURCES = Sources(Path(__file__).parent / "fused.cpp", ("ragged.h", "linear.h"))
 
 
 @functools.cache
@@ -150,6 +153,27 @@ class _Attention(torch.autograd.Function):
         return None, *grads
 
 
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, half: bool) -> Tensor:
+        x, weight = x.contiguous(), weight.contiguous()
+        ctx.save_for_backward(x, weight)
+        ctx.half = int(half)
+        y = x.new_empty(*x.shape[:-1], len(weight))
+        _call("linear", ctx.half, x.shape[:-1].numel(), *weight.shape, x, weight, y)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        grad_x = torch.empty_like(x) if ctx.needs_input_grad[0] else None
+        grad_weight = torch.empty_like(weight)
+        sizes = (ctx.half, x.shape[:-1].numel(), *weight.shape)
+        _call("linear_backward", *sizes, grad.contiguous(), x, weight, grad_x, grad_weight)
+        return grad_x, grad_weight, None
+
+
 def _fits(x: Tensor) -> bool:
     """Return whether the kernels can compute on ``x``: a policy may have been moved or converted since it was fused."""
     return x.device.type == "cpu" and x.dtype == torch.float32
@@ -190,11 +214,23 @@ def _attention(layout: Ragged, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return _Attention.apply(layout, q, k, v)
 
 
+def _linear(half: bool, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    outputs, width = weight.shape
+    if not (_fits(x) and _fits(weight)) or outputs % 2 or width % _library().woodshed_lanes():
+        return F.linear(x, weight, bias)
+    y = _Linear.apply(x, weight, half)
+    return y if bias is None else y + bias
+
+
 FUSED = Operators(_add_norm, _split_heads, _swiglu, _logsumexp, _logits_gradient, _attention)
 
 
-def fuse(decoder: Decoder) -> None:
-    """Let the fused operators compute ``decoder``, if it is float32 on a CPU and they can be compiled here."""
+def fuse(decoder: Decoder, products: str = "float32") -> None:
+    """Compute ``decoder`` with the fused operators, if it is float32 on a CPU and they can be compiled here.
+
+    Where torch's matrix products are slower, these take their place: float32 ones on AMD (see ``made_by_amd``), and
+    ``products`` bfloat16 on processors that multiply it and have no AMX, for which torch 2.13 has no kernels.
+    """
     if decoder.device.type != "cpu" or decoder.dtype != torch.float32:
         return
     try:
@@ -202,4 +238,6 @@ def fuse(decoder: Decoder) -> None:
     except NoKernels as why:
         log.warning("torch's operators train, more slowly than fused ones: %s", why)
         return
-    decoder.compute_with(operators=FUSED)
+    half = products == "bfloat16"
+    ours = has_flags("avx512_bf16") and not has_flags("amx_bf16") if half else made_by_amd()
+    decoder.compute_with(linear=functools.partial(_linear, half) if ours else None, operators=FUSED)

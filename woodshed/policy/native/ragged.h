@@ -7,56 +7,13 @@
 // there are.
 #pragma once
 #include <vector>
-#include "vectors.h"
+#include "product.h"
 
 namespace ragged {
 
-constexpr int ROWS = 6, WIDE = REGISTERS / 8; // of C at a time: rows, vectors of columns
 constexpr long QUERIES = 48, SCORES = 1 << 16;
 
-// Element (i, k) of A is a[i * down + k * along].
-struct Matrix {
-    const float *a;
-    long down, along;
-};
-
-template <int M, int N, bool ADD> void tile(long depth, Matrix a, const float *b, long b_row, float *c, long c_row) {
-    Floats sums[M][N];
-    for (int i = 0; i < M; i++)
-        for (int j = 0; j < N; j++) sums[i][j] = ADD ? load(c + i * c_row + j * LANES) : Floats{};
-    for (long k = 0; k < depth; k++) {
-        Floats row[N];
-        for (int j = 0; j < N; j++) row[j] = load(b + k * b_row + j * LANES);
-        for (int i = 0; i < M; i++) {
-            float x = a.a[i * a.down + k * a.along];
-            for (int j = 0; j < N; j++) sums[i][j] += x * row[j];
-        }
-    }
-    for (int i = 0; i < M; i++)
-        for (int j = 0; j < N; j++) store(c + i * c_row + j * LANES, sums[i][j]);
-}
-
-template <int M, bool ADD>
-void tiles(long columns, long depth, Matrix a, const float *b, long b_row, float *c, long c_row) {
-    long j = 0, step = WIDE * LANES;
-    for (; j + step <= columns; j += step) tile<M, WIDE, ADD>(depth, a, b + j, b_row, c + j, c_row);
-    for (; j < columns; j += LANES) tile<M, 1, ADD>(depth, a, b + j, b_row, c + j, c_row);
-}
-
-// C = A B, or C += A B; B and C have rows in one piece, `columns` is a multiple of LANES
-template <bool ADD>
-void product(long rows, long columns, long depth, Matrix a, const float *b, long b_row, float *c, long c_row) {
-    for (long i = 0; i < rows; i += ROWS, a.a += ROWS * a.down, c += ROWS * c_row) {
-        switch (least(rows - i, ROWS)) {
-        case 1: tiles<1, ADD>(columns, depth, a, b, b_row, c, c_row); break;
-        case 2: tiles<2, ADD>(columns, depth, a, b, b_row, c, c_row); break;
-        case 3: tiles<3, ADD>(columns, depth, a, b, b_row, c, c_row); break;
-        case 4: tiles<4, ADD>(columns, depth, a, b, b_row, c, c_row); break;
-        case 5: tiles<5, ADD>(columns, depth, a, b, b_row, c, c_row); break;
-        default: tiles<ROWS, ADD>(columns, depth, a, b, b_row, c, c_row);
-        }
-    }
-}
+using Numbers = Single<float>;
 
 struct Layout {
     long rows, shared, heads, kv_heads, width; // `shared`: keys before the first sequence that all others see too
@@ -106,7 +63,7 @@ inline void forward(int threads, const Layout &of, float scale, const float *q, 
             room.resize(count * columns);
             for (long h = kv * group; h < (kv + 1) * group; h++) {
                 float *scores = room.data();
-                product<false>(count, columns, E, {q + (first * H + h) * E, H * E, 1}, turned.data(), wide, scores, columns);
+                matrix_product<Numbers>(count, {q + (first * H + h) * E, H * E}, turned.data(), wide, E, scores, columns, columns, false);
                 for (long i = 0; i < count; i++) {
                     float *s = scores + i * columns;
                     long seen = of.seen(row, first + i), t = 0;
@@ -124,8 +81,8 @@ inline void forward(int threads, const Layout &of, float scale, const float *q, 
                     lse[(first + i) * H + h] = high + std::log(total);
                     for (t = 0; t < seen; t += LANES) store(s + t, load(s + t) * part);
                 }
-                product<false>(count, E, least(columns, keys), {scores, columns, 1}, value.data(), E, out + (first * H + h) * E,
-                               H * E);
+                matrix_product<Numbers>(count, {scores, columns}, value.data(), E, least(columns, keys),
+                                        out + (first * H + h) * E, H * E, E, false);
             }
         });
     }
@@ -149,8 +106,8 @@ inline void backward(int threads, const Layout &of, float scale, const float *gr
             for (long h = kv * group; h < (kv + 1) * group; h++) {
                 float *weights = room.data(), *slopes = weights + count * columns;
                 const float *query = q + (first * H + h) * E, *from = grad + (first * H + h) * E;
-                product<false>(count, columns, E, {query, H * E, 1}, key_turned.data(), wide, weights, columns);
-                product<false>(count, columns, E, {from, H * E, 1}, value_turned.data(), wide, slopes, columns);
+                matrix_product<Numbers>(count, {query, H * E}, key_turned.data(), wide, E, weights, columns, columns, false);
+                matrix_product<Numbers>(count, {from, H * E}, value_turned.data(), wide, E, slopes, columns, columns, false);
                 for (long i = 0; i < count; i++) {
                     float *p = weights + i * columns, *d = slopes + i * columns;
                     long seen = of.seen(row, first + i);
@@ -164,9 +121,9 @@ inline void backward(int threads, const Layout &of, float scale, const float *gr
                         store(d + t, weight * (load(d + t) - along) * scale);
                     }
                 }
-                product<false>(count, E, used, {slopes, columns, 1}, key.data(), E, grad_q + (first * H + h) * E, H * E);
-                product<true>(used, E, count, {slopes, 1, columns}, query, H * E, key_grad.data(), E);
-                product<true>(used, E, count, {weights, 1, columns}, from, H * E, value_grad.data(), E);
+                matrix_product<Numbers>(count, {slopes, columns}, key.data(), E, used, grad_q + (first * H + h) * E, H * E, E, false);
+                matrix_product<Numbers>(used, {slopes, 1, columns}, query, H * E, count, key_grad.data(), E, E, true);
+                matrix_product<Numbers>(used, {weights, 1, columns}, from, H * E, count, value_grad.data(), E, E, true);
             }
         });
         for (long t = 0; t < keys; t++) {

@@ -3,6 +3,7 @@
 // A panel holds some columns for all k. Every output is summed in the order of k, however many rows there are, so the
 // result for a token does not depend on the rest of the batch.
 #pragma once
+#include <type_traits>
 #include "vectors.h"
 
 constexpr int WIDE = REGISTERS == 32 ? 4 : 2; // width of a panel in vectors
@@ -45,16 +46,22 @@ struct Pairs { // both are bfloat16; values of two consecutive k are adjacent in
     }
 };
 
+template <class Kind> struct Rows { // x[m, k] is at m * stride + k * along; STEP values of k are adjacent
+    const typename Kind::Left *x;
+    long stride, along = 1;
+};
+
 // computes R rows and C vectors of columns; only the first `columns` columns are written
 template <class Kind, int R, int C>
-void tile(const typename Kind::Left *x, long x_stride, const typename Kind::Right *panel, long panel_stride, long width,
-          const float *bias, float *c, long c_stride, long columns, bool adds) {
+void tile(Rows<Kind> rows, const typename Kind::Right *panel, long panel_stride, long width, const float *bias, float *c,
+          long c_stride, long columns, bool adds) {
     Floats total[R][C];
 #pragma GCC unroll 8
     for (int i = 0; i < R; i++)
 #pragma GCC unroll 4
         for (int j = 0; j < C; j++) total[i][j] = Floats{};
-    for (long k = 0; k < width; k += Kind::STEP) Kind::template add<R, C>(total, x + k, x_stride, panel + k * panel_stride);
+    for (long k = 0; k < width; k += Kind::STEP)
+        Kind::template add<R, C>(total, rows.x + k * rows.along, rows.stride, panel + k * panel_stride);
 #pragma GCC unroll 8
     for (int i = 0; i < R; i++)
 #pragma GCC unroll 4
@@ -75,15 +82,15 @@ void tile(const typename Kind::Left *x, long x_stride, const typename Kind::Righ
 
 // multiplies all rows by one panel
 template <class Kind, int C>
-void panel_product(long rows, const typename Kind::Left *x, long x_stride, const typename Kind::Right *panel,
-                   long panel_stride, long width, const float *bias, float *c, long c_stride, long columns, bool adds) {
+void panel_product(long rows, Rows<Kind> x, const typename Kind::Right *panel, long panel_stride, long width,
+                   const float *bias, float *c, long c_stride, long columns, bool adds) {
     long tiles = (rows + ROWS - 1) / ROWS;
     for (long t = 0, m = 0; t < tiles; t++) {
         long count = (rows - m) / (tiles - t); // tiles of almost equal size
-        const auto *from = x + m * x_stride;
+        Rows<Kind> from = {x.x + m * x.stride, x.stride, x.along};
         float *to = c + m * c_stride;
         auto run = [&](auto fixed) {
-            tile<Kind, decltype(fixed)::value, C>(from, x_stride, panel, panel_stride, width, bias, to, c_stride, columns, adds);
+            tile<Kind, decltype(fixed)::value, C>(from, panel, panel_stride, width, bias, to, c_stride, columns, adds);
         };
         switch (count) {
         case 1: run(std::integral_constant<int, 1>()); break;
@@ -95,6 +102,20 @@ void panel_product(long rows, const typename Kind::Left *x, long x_stride, const
         }
         m += count;
     }
+}
+
+// multiplies all rows by a matrix that is one panel, of any multiple of LANES columns
+template <class Kind>
+void matrix_product(long rows, Rows<Kind> x, const typename Kind::Right *matrix, long stride, long width, float *c,
+                    long c_stride, long columns, bool adds) {
+    auto from = [&](long j) { return matrix + j * Kind::STEP; };
+    long j = 0;
+    for (; j + COLUMNS <= columns; j += COLUMNS)
+        panel_product<Kind, WIDE>(rows, x, from(j), stride, width, nullptr, c + j, c_stride, COLUMNS, adds);
+    for (; j + 2 * LANES <= columns; j += 2 * LANES)
+        panel_product<Kind, 2>(rows, x, from(j), stride, width, nullptr, c + j, c_stride, 2 * LANES, adds);
+    for (; j < columns; j += LANES)
+        panel_product<Kind, 1>(rows, x, from(j), stride, width, nullptr, c + j, c_stride, LANES, adds);
 }
 
 // ---- matrices of weights, [outputs, width] as torch has them, in panels ----
@@ -128,7 +149,7 @@ void linear(int threads, long rows, long outputs, long width, const typename Wei
     (void)threads;
 #pragma omp parallel for num_threads(threads) if (threads > 1 && double(rows) * outputs * width > WORTH_THREADS)
     for (long p = 0; p < count; p++)
-        panel_product<typename Weights<W>::Kind, WIDE>(
-            rows, x, width, panels + p * size, COLUMNS, width, bias ? bias + p * COLUMNS : nullptr, c + p * COLUMNS,
-            outputs, outputs - p * COLUMNS, adds);
+        panel_product<typename Weights<W>::Kind, WIDE>(rows, {x, width}, panels + p * size, COLUMNS, width,
+                                                       bias ? bias + p * COLUMNS : nullptr, c + p * COLUMNS, outputs,
+                                                       outputs - p * COLUMNS, adds);
 }
