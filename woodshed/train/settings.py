@@ -202,7 +202,7 @@ class TrainSettings(Settings):
     products: Literal["float32", "bfloat16"] = "float32"
     """Dtype of the operands of matrix products; weights, sums and gradients are float32 either way. ``bfloat16`` is
     faster where the hardware multiplies it: on an x86 CPU with AMX (there attention and Muon round too), on one with
-    ``avx512_bf16`` (matrices of the policy only), and on a GPU by autocast, where the results of products, except
+    ``avx512_bf16`` (matrices of layers only), and on a GPU by autocast, where the results of products, except
     logits, are bfloat16 too. Other CPUs multiply in float32 all the same. Log-probabilities then differ from the
     engine's about as much as with bfloat16 weights."""
 

@@ -241,3 +241,4 @@ def fuse(decoder: Decoder, products: str = "float32") -> None:
     half = products == "bfloat16"
     ours = has_flags("avx512_bf16") and not has_flags("amx_bf16") if half else made_by_amd()
     decoder.compute_with(linear=functools.partial(_linear, half) if ours else None, operators=FUSED)
+    decoder.linear = F.linear  # few tokens at a time would not pay for arranging its matrix
