@@ -38,9 +38,9 @@ template <class Kind>
 void mix(long rows, const float *p, long p_stride, const typename Kind::Right *v, long keys, long E, float *out, bool adds) {
     long e = 0;
     for (; e + COLUMNS <= E; e += COLUMNS)
-        panel_product<Kind, WIDE>(rows, {p, p_stride}, v + e, E, keys, nullptr, out + e, E, COLUMNS, adds);
+        panel_product<Kind, WIDE>(rows, Rows<Kind>{p, p_stride}, v + e, E, keys, nullptr, out + e, E, COLUMNS, adds);
     for (; e + LANES <= E; e += LANES)
-        panel_product<Kind, 1>(rows, {p, p_stride}, v + e, E, keys, nullptr, out + e, E, LANES, adds);
+        panel_product<Kind, 1>(rows, Rows<Kind>{p, p_stride}, v + e, E, keys, nullptr, out + e, E, LANES, adds);
     for (long i = 0; i < rows && e < E; i++) { // the last columns, fewer than a vector
         Floats total = {};
         for (long t = 0; t < keys; t++) total += p[i * p_stride + t] * load_some(v + t * E + e, E - e);
@@ -156,7 +156,7 @@ void attend_many(long queries, long group, long seen, const float *q, const W *k
             float *scores = room.scores.data();
             for (long t = 0; t < seen_by_last; t += COLUMNS) { // with the queries that see some of these keys
                 long skip = most(0, (first + t + 1 - seen) * group - i);
-                panel_product<Single<float>, WIDE>(some - skip, {q + (i + skip) * E, E}, room.keys.data() + t * E, COLUMNS, E,
+                panel_product<Single<float>, WIDE>(some - skip, Rows<Single<float>>{q + (i + skip) * E, E}, room.keys.data() + t * E, COLUMNS, E,
                                                    nullptr, scores + skip * KEYS + t, KEYS, COLUMNS, false);
             }
             for (long j = i; j < i + some; j++) {

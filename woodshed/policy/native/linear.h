@@ -1,5 +1,6 @@
-// A linear layer, forward and backward: y [N, O] = x [N, I] w^T with w [O, I]. Operands are float32, or rounded to bfloat16;
-// sums and results are float32. O is even, I a multiple of LANES. Bits do not depend on the number of threads.
+// A linear layer, forward and backward: y [N, O] = x [N, I] w^T with w [O, I]. Operands are float32, or rounded to
+// bfloat16; sums and results are float32. O is even, I a multiple of LANES. Bits do not depend on the number of
+// threads.
 #pragma once
 #include <vector>
 #include "product.h"
@@ -74,15 +75,16 @@ template <> struct Paired<Single<float>> {
 
 // c [rows, outputs] = x [rows, width] times panels
 template <class Kind>
-void by_panels(int threads, long rows, long outputs, long width, const float *x, const typename Kind::Right *panels, float *c) {
+void by_panels(int threads, long rows, long outputs, long width, const float *x, const typename Kind::Right *panels,
+               float *c) {
     Rounded<Kind> left(threads, x, rows, width);
-    long size = COLUMNS * width;
 #pragma omp parallel for num_threads(threads)
-    for (long first = 0; first < rows; first += BLOCK)
+    for (long first = 0; first < rows; first += BLOCK) {
+        Rows<Kind> block{left.data() + first * width, width};
         for (long j = 0; j < outputs; j += COLUMNS)
-            panel_product<Kind, WIDE>(least(BLOCK, rows - first), {left.data() + first * width, width},
-                                      panels + j / COLUMNS * size, COLUMNS, width, nullptr, c + first * outputs + j, outputs,
-                                      outputs - j, false);
+            panel_product<Kind, WIDE>(least(BLOCK, rows - first), block, panels + j * width, COLUMNS, width, nullptr,
+                                      c + first * outputs + j, outputs, outputs - j, false);
+    }
 }
 
 template <class Kind>
@@ -119,10 +121,11 @@ void backward(int threads, long rows, long outputs, long width, const float *gra
     Paired<Kind> left(threads, grad, rows, outputs), right(threads, x, rows, width); // grad^T x
 #pragma omp parallel for num_threads(threads)
     for (long o = 0; o < outputs; o += BLOCK)
-        for (long n = 0; n < rows; n += DEPTH)
-            matrix_product<Kind>(least(BLOCK, outputs - o), {left.data() + n * outputs + o * Kind::STEP, Kind::STEP, outputs},
-                                 right.data() + n * width, width, least(DEPTH, rows - n), grad_w + o * width, width, width,
-                                 n > 0);
+        for (long n = 0; n < rows; n += DEPTH) {
+            Columns<Kind> block{left.data() + n * outputs + o * Kind::STEP, Kind::STEP, outputs};
+            matrix_product<Kind>(least(BLOCK, outputs - o), block, right.data() + n * width, width,
+                                 least(DEPTH, rows - n), grad_w + o * width, width, width, n > 0);
+        }
 }
 
 } // namespace dense

@@ -46,14 +46,20 @@ struct Pairs { // both are bfloat16; values of two consecutive k are adjacent in
     }
 };
 
-template <class Kind> struct Rows { // x[m, k] is at m * stride + k * along; STEP values of k are adjacent
+// x[m, k] is at m * stride + k * along; STEP values of k are adjacent
+template <class Kind> struct Rows {
     const typename Kind::Left *x;
-    long stride, along = 1;
+    long stride;
+    static constexpr long along = 1;
+};
+template <class Kind> struct Columns {
+    const typename Kind::Left *x;
+    long stride, along;
 };
 
 // computes R rows and C vectors of columns; only the first `columns` columns are written
-template <class Kind, int R, int C>
-void tile(Rows<Kind> rows, const typename Kind::Right *panel, long panel_stride, long width, const float *bias, float *c,
+template <class Kind, int R, int C, class Left>
+void tile(Left rows, const typename Kind::Right *panel, long panel_stride, long width, const float *bias, float *c,
           long c_stride, long columns, bool adds) {
     Floats total[R][C];
 #pragma GCC unroll 8
@@ -81,13 +87,14 @@ void tile(Rows<Kind> rows, const typename Kind::Right *panel, long panel_stride,
 }
 
 // multiplies all rows by one panel
-template <class Kind, int C>
-void panel_product(long rows, Rows<Kind> x, const typename Kind::Right *panel, long panel_stride, long width,
+template <class Kind, int C, class Left>
+void panel_product(long rows, Left x, const typename Kind::Right *panel, long panel_stride, long width,
                    const float *bias, float *c, long c_stride, long columns, bool adds) {
     long tiles = (rows + ROWS - 1) / ROWS;
     for (long t = 0, m = 0; t < tiles; t++) {
         long count = (rows - m) / (tiles - t); // tiles of almost equal size
-        Rows<Kind> from = {x.x + m * x.stride, x.stride, x.along};
+        Left from = x;
+        from.x += m * x.stride;
         float *to = c + m * c_stride;
         auto run = [&](auto fixed) {
             tile<Kind, decltype(fixed)::value, C>(from, panel, panel_stride, width, bias, to, c_stride, columns, adds);
@@ -105,8 +112,8 @@ void panel_product(long rows, Rows<Kind> x, const typename Kind::Right *panel, l
 }
 
 // multiplies all rows by a matrix that is one panel, of any multiple of LANES columns
-template <class Kind>
-void matrix_product(long rows, Rows<Kind> x, const typename Kind::Right *matrix, long stride, long width, float *c,
+template <class Kind, class Left>
+void matrix_product(long rows, Left x, const typename Kind::Right *matrix, long stride, long width, float *c,
                     long c_stride, long columns, bool adds) {
     auto from = [&](long j) { return matrix + j * Kind::STEP; };
     long j = 0;
@@ -145,11 +152,12 @@ template <class W> void pack(const W *w, long outputs, long width, W *panels) {
 template <class W>
 void linear(int threads, long rows, long outputs, long width, const typename Weights<W>::Kind::Left *x, const W *panels,
             const float *bias, float *c, bool adds) {
+    using Kind = typename Weights<W>::Kind;
     long count = (outputs + COLUMNS - 1) / COLUMNS, size = COLUMNS * up_to(width, 2);
     (void)threads;
 #pragma omp parallel for num_threads(threads) if (threads > 1 && double(rows) * outputs * width > WORTH_THREADS)
     for (long p = 0; p < count; p++)
-        panel_product<typename Weights<W>::Kind, WIDE>(rows, {x, width}, panels + p * size, COLUMNS, width,
-                                                       bias ? bias + p * COLUMNS : nullptr, c + p * COLUMNS, outputs,
-                                                       outputs - p * COLUMNS, adds);
+        panel_product<Kind, WIDE>(rows, Rows<Kind>{x, width}, panels + p * size, COLUMNS, width,
+                                  bias ? bias + p * COLUMNS : nullptr, c + p * COLUMNS, outputs, outputs - p * COLUMNS,
+                                  adds);
 }

@@ -1,10 +1,10 @@
-// Causal attention, forward and backward, of sequences of any lengths that lie one after the other; where they begin
-// alike, that beginning lies before them once. The layout is that of `policy/ragged.py`.
+// Causal attention, forward and backward, of sequences of any lengths that lie one after the other. A beginning that they
+// share lies before them once. The layout is that of `policy/attention.py`.
 //
-// Scores of a block of queries with all keys that they see stay in the cache: S = Q K^T, P = softmax(S), O = P V, and
-// backward P from the log of its sum (FlashAttention, Dao et al. 2022, appendix B.2): dV = P^T dO, dS = P (dO V^T - dO O),
-// dQ = dS K, dK = dS^T Q. Each key/value head of a sequence is computed by one thread, so bits do not depend on how many
-// there are.
+// Scores of a block of queries with all keys that they see stay in the cache: S = Q K^T, P = softmax(S), O = P V. Backward
+// computes P from the log of its sum (FlashAttention, Dao et al. 2022, appendix B.2): dV = P^T dO,
+// dS = P (dO V^T - dO O), dQ = dS K, dK = dS^T Q. One thread computes a key/value head of a sequence, so bits do not depend
+// on the number of threads.
 #pragma once
 #include <vector>
 #include "product.h"
@@ -13,11 +13,19 @@ namespace ragged {
 
 constexpr long QUERIES = 48, SCORES = 1 << 16;
 
-using Numbers = Single<float>;
+// c = x b, or c += x b; `depth` rows of b
+template <class Left>
+void product(long rows, Left x, const float *b, long b_row, long depth, float *c, long c_row, long columns,
+             bool adds = false) {
+    matrix_product<Single<float>>(rows, x, b, b_row, depth, c, c_row, columns, adds);
+}
+using Across = Rows<Single<float>>;
+using Down = Columns<Single<float>>;
 
 struct Layout {
     long rows, shared, heads, kv_heads, width; // `shared`: keys before the first sequence that all others see too
-    const int64_t *starts, *counts, *at;       // [rows + 1]: where sequences, and their queries, begin; [M] or null: all
+    const int64_t *starts, *counts; // [rows + 1]: first position, and first query, of each sequence
+    const int64_t *at;              // [M]: positions of the queries; null: all
 
     long before(long row) const { return row ? shared : 0; }
     long keys(long row) const { return before(row) + starts[row + 1] - starts[row]; }
@@ -49,8 +57,8 @@ template <class Work> void in_blocks(const Layout &of, long row, Work work) {
 }
 
 // q, out [M, H, E], k, v [N, K, E], lse [M, H] (the log of the sum over scores)
-inline void forward(int threads, const Layout &of, float scale, const float *q, const float *k, const float *v, float *out,
-                    float *lse) {
+inline void forward(int threads, const Layout &of, float scale, const float *q, const float *k, const float *v,
+                    float *out, float *lse) {
     long E = of.width, H = of.heads, group = H / of.kv_heads;
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
     for (long unit = 0; unit < of.rows * of.kv_heads; unit++) {
@@ -63,7 +71,8 @@ inline void forward(int threads, const Layout &of, float scale, const float *q, 
             room.resize(count * columns);
             for (long h = kv * group; h < (kv + 1) * group; h++) {
                 float *scores = room.data();
-                matrix_product<Numbers>(count, {q + (first * H + h) * E, H * E}, turned.data(), wide, E, scores, columns, columns, false);
+                const float *query = q + (first * H + h) * E;
+                product(count, Across{query, H * E}, turned.data(), wide, E, scores, columns, columns);
                 for (long i = 0; i < count; i++) {
                     float *s = scores + i * columns;
                     long seen = of.seen(row, first + i), t = 0;
@@ -81,8 +90,8 @@ inline void forward(int threads, const Layout &of, float scale, const float *q, 
                     lse[(first + i) * H + h] = high + std::log(total);
                     for (t = 0; t < seen; t += LANES) store(s + t, load(s + t) * part);
                 }
-                matrix_product<Numbers>(count, {scores, columns}, value.data(), E, least(columns, keys),
-                                        out + (first * H + h) * E, H * E, E, false);
+                product(count, Across{scores, columns}, value.data(), E, least(columns, keys),
+                                        out + (first * H + h) * E, H * E, E);
             }
         });
     }
@@ -106,8 +115,8 @@ inline void backward(int threads, const Layout &of, float scale, const float *gr
             for (long h = kv * group; h < (kv + 1) * group; h++) {
                 float *weights = room.data(), *slopes = weights + count * columns;
                 const float *query = q + (first * H + h) * E, *from = grad + (first * H + h) * E;
-                matrix_product<Numbers>(count, {query, H * E}, key_turned.data(), wide, E, weights, columns, columns, false);
-                matrix_product<Numbers>(count, {from, H * E}, value_turned.data(), wide, E, slopes, columns, columns, false);
+                product(count, Across{query, H * E}, key_turned.data(), wide, E, weights, columns, columns);
+                product(count, Across{from, H * E}, value_turned.data(), wide, E, slopes, columns, columns);
                 for (long i = 0; i < count; i++) {
                     float *p = weights + i * columns, *d = slopes + i * columns;
                     long seen = of.seen(row, first + i);
@@ -121,9 +130,9 @@ inline void backward(int threads, const Layout &of, float scale, const float *gr
                         store(d + t, weight * (load(d + t) - along) * scale);
                     }
                 }
-                matrix_product<Numbers>(count, {slopes, columns}, key.data(), E, used, grad_q + (first * H + h) * E, H * E, E, false);
-                matrix_product<Numbers>(used, {slopes, 1, columns}, query, H * E, count, key_grad.data(), E, E, true);
-                matrix_product<Numbers>(used, {weights, 1, columns}, from, H * E, count, value_grad.data(), E, E, true);
+                product(count, Across{slopes, columns}, key.data(), E, used, grad_q + (first * H + h) * E, H * E, E);
+                product(used, Down{slopes, 1, columns}, query, H * E, count, key_grad.data(), E, E, true);
+                product(used, Down{weights, 1, columns}, from, H * E, count, value_grad.data(), E, E, true);
             }
         });
         for (long t = 0; t < keys; t++) {
