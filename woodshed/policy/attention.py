@@ -62,9 +62,11 @@ def causal_attend() -> AttentionFn:
 
 @dataclass(frozen=True, eq=False)
 class Ragged:
-    """``shared``: length of the common beginning; ``lengths``: of each sequence without it, each at least 1;
-    ``ends_M``: int64, in ascending order, the positions whose queries the last layer computes. On the device of
-    ``ends_M``."""
+    """Layout of a flat batch, and causal attention over it.
+
+    ``shared``: length of the common beginning. ``lengths``: lengths of the sequences without it, each at least 1.
+    ``ends_M``: int64, ascending, the positions whose queries the last layer computes; on the device of the batch.
+    """
 
     shared: int
     lengths: Sequence[int]
@@ -72,24 +74,24 @@ class Ragged:
 
     @cached_property
     def starts(self) -> Tensor:
-        """int64 ``[R + 1]`` on the CPU, where the R pieces of the flat batch begin, and N: the beginning, if there is
-        one, then the sequences."""
+        """Positions at which the R pieces of the batch begin, then N: int64 ``[R + 1]`` on the CPU. The common
+        beginning, if there is one, is the first piece."""
         pieces = [self.shared, *self.lengths] if self.shared else [*self.lengths]
         return torch.tensor([0, *pieces]).cumsum(0)
 
     @cached_property
     def end_counts(self) -> Tensor:
-        """int64 ``[R + 1]`` on the CPU: how many of ``ends_M`` are before each of ``starts``."""
+        """Number of ``ends_M`` before each of ``starts``: int64 ``[R + 1]`` on the CPU."""
         return torch.searchsorted(self.ends_M.cpu(), self.starts)
 
     @property
     def size(self) -> int:
-        """N."""
+        """Number of positions N."""
         return self.shared + sum(self.lengths)
 
     @cached_property
     def _places(self) -> Tensor:
-        """int64 ``[N - shared]``: where each position is among sequences padded to the longest."""
+        """Index of each position behind the beginning among sequences padded to the longest: int64 ``[N - shared]``."""
         lengths = torch.tensor(self.lengths)
         width = int(lengths.max())
         rows = torch.arange(len(lengths)).repeat_interleave(lengths)
@@ -98,12 +100,13 @@ class Ragged:
 
     @cached_property
     def _mask(self) -> Tensor:
-        """bool ``[S, shared + S]``: what a padded sequence sees."""
+        """Keys that each query of a padded sequence sees: bool ``[S, shared + S]``."""
         size = max(self.lengths)
         return torch.ones(size, self.shared + size, dtype=torch.bool, device=self.ends_M.device).tril(self.shared)
 
     def attend(self, q: Tensor, k_NKE: Tensor, v_NKE: Tensor) -> Tensor:
-        """Attention by torch of queries ``[N, H, E]``, or of those of ``ends_M`` ``[M, H, E]``; shaped as they are."""
+        """Return attention, computed by torch, in the shape of ``q``: queries of all positions ``[N, H, E]`` or of
+        ``ends_M`` only ``[M, H, E]``."""
         if len(q) != self.size:
             q_NHE = q.new_zeros(self.size, *q.shape[1:]).index_copy(0, self.ends_M, q)
             return self.attend(q_NHE, k_NKE, v_NKE).index_select(0, self.ends_M)
@@ -120,6 +123,6 @@ class Ragged:
         return torch.cat((head[0], tail_BHSE.transpose(1, 2).flatten(0, 1).index_select(0, self._places)))
 
     def _padded(self, x: Tensor) -> Tensor:
-        """``[N - shared, ...]`` -> ``[B, S, ...]``, zeros where a sequence has ended."""
+        """Pad ``[N - shared, ...]`` with zeros to ``[B, S, ...]``."""
         rows, size = len(self.lengths), max(self.lengths)
         return x.new_zeros(rows * size, *x.shape[1:]).index_copy(0, self._places, x).unflatten(0, (rows, size))
