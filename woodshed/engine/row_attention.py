@@ -57,8 +57,8 @@ SPAN_OVERHEAD_BYTES = 400_000
 """Bytes of keys and values that a core reads in the time that one more span costs (measured: about 30 us)."""
 
 WHOLE = 2
-"""Where products copy non-contiguous operands, rows are read whole if they are at most this many times as long as
-needed: the alternative, the fused kernel, takes 2.1 to 3.7 times as long per token in bfloat16."""
+"""Maximum ratio of row length to needed length at which rows are read whole, if products copy non-contiguous
+operands: the alternative, the fused kernel, takes 2.1 to 3.7 times as long per token in bfloat16."""
 
 
 @dataclass(frozen=True)

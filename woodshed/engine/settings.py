@@ -59,8 +59,8 @@ class EngineSettings(Settings):
     """Maximum number of prompt tokens per iteration, in addition to one token for every decoding request."""
 
     prefix_cache: Literal["keep", "salt", "off"] = "keep"
-    """What a session's next request may reuse: ``keep`` all cached keys and values, ``salt`` only those computed by the
-    current weights, ``off`` none."""
+    """Keys and values that a session's next request may reuse: ``keep`` all cached ones, ``salt`` only those
+    computed by the current weights, ``off`` none."""
 
     swap: KvPolicy = "keep"
     """How new weights affect running requests: ``keep`` continues with the keys and values of the old weights,

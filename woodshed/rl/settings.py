@@ -42,11 +42,11 @@ class DynamicSamplingSettings(Settings):
     arXiv:2503.14476, section 3.2)."""
 
     enabled: bool = False
-    """Whether such groups are replaced. Uses up tasks faster: those of replaced groups are not used again."""
+    """Replace such groups. A run then needs more tasks, since a task of a replaced group is not used again."""
     max_share: float = Field(default=0.75, ge=0, lt=1)
     """Share of the groups sampled for a batch that may be replaced: 0.75 is three times ``groups_per_step``."""
     beyond: Literal["train", "stop"] = "train"
-    """What happens to further such groups: the batch takes them as they are, or the run stops and can be resumed."""
+    """Treatment of such groups beyond ``max_share``: ``train`` puts them into the batch, ``stop`` pauses the run."""
 
     def limit(self, groups_per_step: int) -> int:
         """Return the number of groups that may be replaced while one batch is filled."""
@@ -110,8 +110,8 @@ class RLSettings(Settings):
     hints: HintSettings = HintSettings()
     """Hints for messages that went wrong, and the weight of learning from them."""
     train_summaries: bool = True
-    """Whether the summaries that the policy wrote of its own context (``harness.summary``) are trained like its other
-    tokens. False is the control of an ablation."""
+    """Train the policy's summaries of its own context (``harness.summary``) like its other tokens. False is the control
+    of an ablation."""
     forks: ForkSettings = ForkSettings()
     """Continuations from a state in the middle of a rollout, for ``algorithm = "tree"``."""
     curriculum: CurriculumSettings = CurriculumSettings()

@@ -103,6 +103,7 @@ class MicroBatch:
     spared_tokens: int
 
     def attention_fn(self, decoder: Decoder) -> AttentionFn:
+        """Return causal attention over these rows, computed by the decoder's operators."""
         attention = decoder.operators.attention
         return lambda layer, q, k, v: attention(self.layout, q, k, v)
 

@@ -34,10 +34,10 @@ class WorkerConfig(Settings):
     """JSON Lines file, one line per step."""
 
     train: TrainSettings = TrainSettings()
-    """How to train."""
+    """Settings of the training step."""
 
     chain: WeightSettings = WeightSettings()
-    """How to publish."""
+    """Settings of publishing."""
 
     steps: int | None = Field(default=None, ge=0)
     """Stop after this step; with None, train until SIGTERM. 0 only publishes the policy as it is."""

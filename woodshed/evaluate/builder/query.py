@@ -112,7 +112,7 @@ def files_named(text: str, files: Iterable[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Stated:
-    """How much of what the tests need a query states. ``needed``: words that the failing tests need and that are in no
+    """Share of the tests' needs that a query states. ``needed``: words that the failing tests need and that are in no
     file; ``unstated``: those that are not in the query either; ``score``: share of the needed words that the query
     states, None if the tests cannot be read (another language, generated tests)."""
 
