@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import re
-from collections import defaultdict
+import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import count
 
 from woodshed.record.store import TrajectoryStore
@@ -15,6 +18,8 @@ from woodshed.record.task import Task
 from woodshed.rollout.failures import INFRA, FailureWatch
 from woodshed.rollout.rollout import Arena, rollout
 
+_PROGRESS_EVERY = 0.2
+"""Seconds between two reports of progress."""
 _REPEATED = re.compile(r"(:\d+)\.\d+$")
 
 
@@ -70,8 +75,10 @@ async def evaluate(
     wanted, results = plan_samples(store, tasks, name=name, samples=samples, label=label, retried=retried)
     group_of = {task.name: group_name(name, label(task)) for task in tasks}
     slots, failures = asyncio.Semaphore(concurrency), FailureWatch(arena.max_infra_rate, arena.infra_window)
+    tally, told = _Tally(wanted, results), -math.inf
 
     async def one(task: Task, id: str) -> None:
+        nonlocal told
         async with slots:
             if not may_start():
                 return
@@ -88,8 +95,10 @@ async def evaluate(
         failed = trajectory.status == INFRA
         results[id] = None if failed else bool(trajectory.outcome and trajectory.outcome.resolved)
         failures.update(trajectory)
-        if progress:
-            progress(_sofar(wanted, results))
+        tally.add(task.name, results[id])
+        if progress and ((now := time.monotonic()) >= told + _PROGRESS_EVERY or tally.finished):
+            told = now
+            progress(tally.sofar())
 
     episodes = [asyncio.create_task(one(task, id)) for task, id in wanted if id not in results]
     try:
@@ -137,16 +146,42 @@ def sample_seed(seed: int, sample: str) -> int:
     return int.from_bytes(digest[:4], "big") >> 1
 
 
-def _sofar(wanted: Sequence[tuple[Task, str]], results: Mapping[str, bool | None]) -> Sofar:
-    """Return the progress. ``results``: by sample id; None if an infrastructure error ended the sample, which then does
-    not count in the rate."""
-    by_task: dict[str, list[str]] = defaultdict(list)
-    for task, id in wanted:
-        by_task[task.name].append(id)
-    complete = [ids for ids in by_task.values() if all(id in results for id in ids)]
-    known = [[resolved for id in ids if (resolved := results[id]) is not None] for ids in complete]
-    rates = [sum(each) / len(each) for each in known if each]
-    return Sofar(len(results), len(wanted), len(complete), len(by_task), sum(rates) / len(rates) if rates else None)
+class _Tally:
+    """Counts of an evaluation that each finished sample updates in constant time.
+
+    ``results``: by sample id, for the samples stored before; None if an infrastructure error ended the sample, which
+    then does not count in the rate.
+    """
+
+    def __init__(self, wanted: Sequence[tuple[Task, str]], results: Mapping[str, bool | None]) -> None:
+        self._missing = Counter(task.name for task, _ in wanted)
+        self._known: Counter[str] = Counter()
+        self._resolved: Counter[str] = Counter()
+        self._done, self._complete, self._total, self._tasks = 0, 0, len(wanted), len(self._missing)
+        self._rates, self._rated = Fraction(0), 0
+        for task, id in wanted:
+            if id in results:
+                self.add(task.name, results[id])
+
+    def add(self, task: str, resolved: bool | None) -> None:
+        self._done += 1
+        self._missing[task] -= 1
+        if resolved is not None:
+            self._known[task] += 1
+            self._resolved[task] += resolved
+        if self._missing[task] == 0:
+            self._complete += 1
+            if self._known[task]:
+                self._rates += Fraction(self._resolved[task], self._known[task])
+                self._rated += 1
+
+    @property
+    def finished(self) -> bool:
+        return self._done == self._total
+
+    def sofar(self) -> Sofar:
+        rate = float(self._rates / self._rated) if self._rated else None
+        return Sofar(self._done, self._total, self._complete, self._tasks, rate)
 
 
 def _sample(id: str, lost: Collection[str]) -> str:

@@ -129,7 +129,8 @@ class RunDirectory:
             return {}
 
     def write_progress(self, stage: str, done: float, total: float, note: str = "") -> None:
-        write_json(self.root / "progress" / f"{stage}.json", {"done": done, "total": total, "note": note})
+        value = {"done": done, "total": total, "note": note}
+        write_whole(self.root / "progress" / f"{stage}.json", json.dumps(value))  # not worth waiting for the disk
 
 
 def _read_object(path: Path) -> dict[str, Any] | None:
