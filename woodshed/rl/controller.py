@@ -199,7 +199,8 @@ class Controller:
             if used >= wanted or not may_dispatch(used, self.version, settings.groups_per_step, settings.max_staleness):
                 return
             position = self.ledger.next_position()
-            self._launch(self.ledger.dispatch(self._next_task(position), position, self.version, settings.group_size))
+            size = settings.probes or settings.group_size
+            self._launch(self.ledger.dispatch(self._next_task(position), position, self.version, size))
 
     async def _adapt(self) -> None:
         """Adapt the number of rollouts in flight to the waits of the steps that have begun since the last call."""
@@ -251,6 +252,9 @@ class Controller:
 
     async def _run_group(self, row: GroupRow, members: Sequence[str], known: Mapping[str, Trajectory]) -> None:
         await asyncio.gather(*(self._run_member(row, member, known) for member in members))
+        if rest := self._rest(row, members):
+            self._open_members += len(rest)
+            await asyncio.gather(*(self._run_member(row, member, known) for member in rest))
         group = self.store.group(row.id)
         graded = [t for t in roots(group) if t.status != INFRA]
         if len(graded) >= self.least and not await self._sound(self.tasks[row.task], graded):
@@ -267,6 +271,15 @@ class Controller:
         if state == "ready":
             self._ready[row.id] = group
         self._changed.set()
+
+    def _rest(self, row: GroupRow, members: Sequence[str]) -> list[str]:
+        """Dispatch the other members of a group if some of its probes solved the task and some did not; return them."""
+        if not self.settings.probes or len(members) >= self.settings.group_size:
+            return []
+        graded = [t for t in roots(self.store.group(row.id)) if t.status != INFRA]
+        if len({bool(t.outcome and t.outcome.resolved) for t in graded}) < 2:
+            return []
+        return self.ledger.extend(row.id, self.settings.group_size)
 
     async def _sound(self, task: Task, graded: Sequence[Trajectory]) -> bool:
         """Return False if no rollout solved the task and a check finds that its reference solution fails."""

@@ -48,6 +48,10 @@ class GroupRow:
     state: str
 
 
+def _member_ids(group: str, size: int) -> list[str]:
+    return [f"{group}-{n:02d}" for n in range(size)]
+
+
 class Ledger:
     """SQLite file of groups, batches and rollout fates. Raises LedgerError for a file of an earlier version, which has
     no fates."""
@@ -71,13 +75,19 @@ class Ledger:
                 "INSERT INTO groups (id, task, position, version, state, dispatched) VALUES (?, ?, ?, ?, 'open', ?)",
                 (row.id, task, position, version, size),
             )
-            members = [(f"{row.id}-{n:02d}", row.id) for n in range(size)]
+            members = [(id, row.id) for id in _member_ids(row.id, size)]
             self._db.executemany("INSERT INTO rollouts (id, group_id) VALUES (?, ?)", members)
         return row
 
+    def extend(self, group: str, size: int) -> list[str]:
+        """Dispatch further members, so that the group has ``size``; return the ids of the new ones."""
+        known = set(self.members(group))
+        new = [id for id in _member_ids(group, size) if id not in known]
+        self._add(group, new)
+        return new
+
     def members(self, group: str) -> list[str]:
-        """Return the ids of the rollouts that were dispatched with the group, in order; without replacements and
-        forks."""
+        """Return the ids of the group's rollouts in order, without replacements and forks."""
         query = f"SELECT id FROM rollouts WHERE group_id = ? AND NOT {IS_REPLACEMENT} AND NOT {IS_FORK} ORDER BY id"
         return [id for (id,) in self._db.execute(query, (group,))]
 
@@ -186,6 +196,10 @@ class Ledger:
                 ).rowcount
                 if changed != 1:
                     raise ValueError(f"rollout {id} was not dispatched for the batch of step {step}")
+
+    def settled(self) -> int:
+        """Return the number of rollouts of the batches that are settled."""
+        return self._count("step IS NOT NULL")
 
     def batches(self) -> dict[int, list[str]]:
         return {step: json.loads(groups) for step, groups in self._db.execute("SELECT * FROM batches ORDER BY step")}

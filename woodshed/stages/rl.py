@@ -117,9 +117,9 @@ async def _reinforce(recipe: Recipe, run: RunDirectory, current: Round) -> None:
             caps=settings.reward_caps(),
             train_summaries=settings.train_summaries,
         )
-        statistics = {**asdict(counts), **describe(groups), **measure(groups, step), "boxes": boxes()}
+        statistics = {**asdict(counts), **describe(groups, settings.probes), **measure(groups, step), "boxes": boxes()}
         note = f"batch {step}: pass rate {statistics['pass_rate']:.2f}, best of group {statistics['best_of_group']:.2f}"
-        speed = pace.at(step * settings.groups_per_step * settings.group_size)
+        speed = pace.at(ledger.settled() + counts.rollouts)
         # Progress counts trained steps: with a large policy a step of the trainer takes longer than its rollouts.
         run.write_progress(stage, head(), settings.steps, f"{note}  {speed}; {_last_action(groups)}")
         return batch, statistics
@@ -198,10 +198,14 @@ async def _reinforce(recipe: Recipe, run: RunDirectory, current: Round) -> None:
     store.close()
 
 
-def describe(groups: Sequence[Sequence[Trajectory]]) -> dict[str, Any]:
+def describe(groups: Sequence[Sequence[Trajectory]], probes: int | None = None) -> dict[str, Any]:
     """Return statistics of the rollouts of a batch: pass rate and best of group (both without forks), pass rate of
     forks, mean effort, number of rollouts per status, findings of the monitors and verdicts of the judge, mean
-    duration."""
+    duration.
+
+    ``probes`` (``rl.probes``): the pass rate is that of so many rollouts of each group, as only groups that disagree
+    have more.
+    """
     everyone = [t for group in groups for t in group]
     ended = [t for t in everyone if t.status != INFRA]
     graded = [[t for t in roots(group) if t.status != INFRA] for group in groups]
@@ -212,7 +216,7 @@ def describe(groups: Sequence[Sequence[Trajectory]]) -> dict[str, Any]:
     for trajectory in everyone:
         statuses[trajectory.status] = statuses.get(trajectory.status, 0) + 1
     return {
-        "pass_rate": float(np.mean([s for group in solved for s in group])),
+        "pass_rate": float(np.mean([s for group in solved for s in group[:probes]])),
         "best_of_group": float(np.mean([any(group) for group in solved])),
         **({"fork_pass_rate": float(np.mean(forks))} if forks else {}),
         "effort": effort,

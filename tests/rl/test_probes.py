@@ -1,0 +1,108 @@
+"""``rl.probes``: the rest of a group is run only where its first rollouts disagree, also across restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from pathlib import Path
+
+import pytest
+from gateway.parts import HERMES
+
+from woodshed.record.store import TrajectoryStore
+from woodshed.record.task import Task
+from woodshed.record.trajectory import Outcome, Trajectory
+from woodshed.rl.ledger import Ledger
+from woodshed.rl.settings import DynamicSamplingSettings, RLSettings
+from woodshed.sandbox.backends.namespace.backend import probe_namespace
+from woodshed.stages.rl import describe
+
+from .test_conservation import count, interrupted
+from .trained import DONE, trained
+
+SETTINGS = RLSettings(steps=3, groups_per_step=3, group_size=5, probes=2, concurrency=4)
+
+
+class Sometimes:
+    """Plays a policy that writes the fix of the only task in six of ten episodes, at random, and then finishes."""
+
+    def __init__(self) -> None:
+        self.fix, self.rng = "", random.Random(1)
+
+    def know(self, task: Task) -> None:
+        ((path, fix),) = task.solution_files().items()
+        self.fix = json.dumps({"name": "write_file", "arguments": {"path": path, "content": fix.decode()}})
+
+    def __call__(self, tokens: list[int]) -> list[int]:
+        if self.fix in HERMES.decode(tokens) or self.rng.random() < 0.4:
+            return list(DONE)
+        return HERMES.encode(f"<tool_call>\n{self.fix}\n</tool_call><|im_end|>", allow_special=True)
+
+
+@pytest.fixture(autouse=True)
+def boxes() -> None:
+    if not (probe := probe_namespace(None)).ok:
+        pytest.skip("; ".join(probe.reasons))
+
+
+def solved(trajectory: Trajectory) -> bool:
+    return bool(trajectory.outcome and trajectory.outcome.resolved)
+
+
+def outcome(_: Task, __: Trajectory, outcome: Outcome) -> dict[str, float]:
+    return {"outcome": float(outcome.resolved)}
+
+
+def trained_groups(folder: Path) -> dict[str, list[Trajectory]]:
+    """The groups that were trained, after a check of the sizes of all."""
+    store, ledger = TrajectoryStore(folder / "store"), Ledger(folder / "state.sqlite")
+    trained = {name: store.group(name) for names in ledger.batches().values() for name in names}
+    for name, group in trained.items():
+        disagree = len({solved(t) for t in group[:2]}) == 2
+        assert [t.id for t in group] == ledger.members(name) == [f"{name}-{n:02d}" for n in range(5 if disagree else 2)]
+    store.close()
+    ledger.close()
+    return trained
+
+
+def test_the_rest_follows_where_probes_disagree(tmp_path: Path) -> None:
+    index = tmp_path / "store" / "index.sqlite"
+    policy = Sometimes()
+
+    async def main() -> None:
+        async with trained(tmp_path, 12, say=policy, reward=outcome) as at:
+            policy.know(at.tasks[0])
+            for done in (3, 9, 16):
+                await interrupted(at, SETTINGS, lambda n=done: count(index, "SELECT COUNT(*) FROM trajectories") >= n)
+                assert at.conserved(finished=False).difference == 0
+            await at.run(SETTINGS)
+            assert at.conserved().difference == 0
+
+    asyncio.run(main())
+    groups = trained_groups(tmp_path)
+    assert len(groups) == 9 and {len(group) for group in groups.values()} == {2, 5}
+    first = [solved(t) for group in groups.values() for t in group[:2]]
+    assert describe(list(groups.values()), 2)["pass_rate"] == pytest.approx(sum(first) / len(first))
+
+
+def test_with_dynamic_sampling_groups_that_agree_are_replaced(tmp_path: Path) -> None:
+    settings = SETTINGS.model_copy(
+        update={"steps": 1, "dynamic_sampling": DynamicSamplingSettings(enabled=True, max_share=0.9)}
+    )
+    policy = Sometimes()
+
+    async def main() -> None:
+        async with trained(tmp_path, 30, say=policy, reward=outcome) as at:
+            policy.know(at.tasks[0])
+            await at.run(settings)
+            found = at.conserved()
+            assert found.trained == 15 and found.dropped["flat_group"] % 2 == 0
+
+    asyncio.run(main())
+    assert {len(group) for group in trained_groups(tmp_path).values()} == {5}
+
+
+def test_as_many_probes_as_members_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"probes is 8 and group_size 8: .*lower rl\.probes"):
+        RLSettings(group_size=8, probes=8)
