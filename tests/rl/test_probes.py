@@ -16,6 +16,7 @@ from woodshed.record.trajectory import Outcome, Trajectory
 from woodshed.rl.ledger import Ledger
 from woodshed.rl.settings import DynamicSamplingSettings, RLSettings
 from woodshed.sandbox.backends.namespace.backend import probe_namespace
+from woodshed.stages.baselines import _samples
 from woodshed.stages.rl import describe
 
 from .test_conservation import count, interrupted
@@ -101,6 +102,13 @@ def test_with_dynamic_sampling_groups_that_agree_are_replaced(tmp_path: Path) ->
 
     asyncio.run(main())
     assert {len(group) for group in trained_groups(tmp_path).values()} == {5}
+
+
+def test_rejection_sampling_gets_no_fewer_rollouts_than_rl() -> None:
+    rl = {"rollouts": {"dispatched": 41}}
+    assert _samples(SETTINGS, 12, rl) == 4, "41 rollouts of 12 tasks are 3.4 each"
+    assert _samples(SETTINGS, 8, rl) == 5, "replaced rollouts give no task more than a group"
+    assert _samples(SETTINGS.model_copy(update={"probes": None}), 12, rl) == 5
 
 
 def test_as_many_probes_as_members_are_refused() -> None:

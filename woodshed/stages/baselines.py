@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from typing import Any
+
 import uvloop
 
 from woodshed.evaluate.arms import OTHER
@@ -9,6 +13,7 @@ from woodshed.evaluate.run import Sofar, evaluate
 from woodshed.recipe.recipe import Recipe
 from woodshed.record.run_directory import RunDirectory
 from woodshed.record.store import TrajectoryStore
+from woodshed.rl.settings import RLSettings
 
 from .arena import open_arena
 from .examples import load_examples
@@ -45,7 +50,7 @@ async def _sample(recipe: Recipe, run: RunDirectory) -> None:
             tasks,
             store,
             name=SAMPLE,
-            samples=settings.group_size,
+            samples=_samples(settings, len(tasks), run.read_result_of("rl")),
             concurrency=recipe.evaluate.concurrency,
             progress=report,
             retried=True,
@@ -56,3 +61,11 @@ async def _sample(recipe: Recipe, run: RunDirectory) -> None:
     run.write_result_of(
         SAMPLE, {"note": note, "solved": solved, "rollouts": total, "held_out_key": key_digest(grading)}
     )
+
+
+def _samples(settings: RLSettings, tasks: int, rl: Mapping[str, Any]) -> int:
+    """Return the number of samples of each task: the group size, or with ``rl.probes``, where smaller groups are
+    common, as many as RL had on average, rounded up."""
+    if settings.probes is None:
+        return settings.group_size
+    return min(settings.group_size, math.ceil(rl["rollouts"]["dispatched"] / tasks))
