@@ -1,10 +1,12 @@
 """Measure the most that RL's tasks can teach: ``python benchmarks/ceiling.py --base runs/bench-laptop [--seeds 1]``.
 
-``--base`` has finished runs of the laptop recipe with baselines (``benchmarks/laptop.py`` makes them). Here the final
+``--base`` has finished runs with baselines (``benchmarks/laptop.py`` makes them; for those of the recipe ``evening``:
+``--recipe evening --episodes 7200``). Here the final
 SFT of these runs is repeated with scripted repairs of all of RL's tasks instead of what RL solved: from the same
 policy, with the same demonstrations, and with at least as many examples. The held-out pass rate is the ceiling: these
 tasks cannot teach a policy of this size more, at least not by SFT. The gap between a run's result and the ceiling is
-what RL did not find. Finished folders under ``--work`` are not run again, others begin anew.
+what RL did not find. ``--larger`` does the same with a policy of 2.9 million parameters, which
+is pretrained on the same text. Finished folders under ``--work`` are not run again, others begin anew.
 """
 
 from __future__ import annotations
@@ -29,6 +31,15 @@ from woodshed.view.summary import Evaluation, evaluation, gains
 
 # Every episode tests its edits and goes on until they pass. Some first edits are wrong, as in the run's demonstrations.
 SCRIPTED = "learn.demonstrations={episodes=%d,right_edit=0.8,untested_finish=0.0,give_up=0.0,invalid_call=0.08}"
+LARGER = (
+    "policy.d_model=192",
+    "policy.num_layers=6",
+    "policy.num_heads=6",
+    "policy.num_kv_heads=6",
+    "policy.d_ff=528",
+    'learn.pretrain.products="bfloat16"',
+    'learn.sft.products="bfloat16"',
+)
 NO_RL = ("rl.steps=0", "rl.rounds=1", "learn.solved.after_rl=false", "evaluate.baselines=false")
 
 
@@ -38,33 +49,46 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("runs/bench-ceiling"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--episodes", type=int, default=3600, help="scripted repairs")
+    parser.add_argument("--recipe", choices=("laptop", "evening"), default="laptop", help="of the runs")
+    parser.add_argument("--larger", action="store_true", help="also with 2.9 million parameters")
     args = parser.parse_args()
     detail: dict[str, Any] = {}
-    for seed in args.seeds:
-        base, run = (
-            RunDirectory((args.base / f"seed{seed}").absolute()),
-            RunDirectory((args.work / f"seed{seed}").absolute()),
-        )
-        if run.stage_result(AFTER) is None:
-            prepare(base, run, args.episodes)
-            run_recipe(run.root, run.root)
-        detail[f"seed {seed}"] = compare(base, run)
-        rows = list(detail.values())
-        figures = {
-            "seeds": len(rows),
-            **{
-                f"{name}_mean": sum(row[name]["mean"] for row in rows) / len(rows)
-                for name in ("start", "rejection", "result", "ceiling")
-            },
-            "found_share": sum(row["found_share"] for row in rows) / len(rows),
-        }
-        write_result("ceiling", figures, detail)
+    for larger in (False, True) if args.larger else (False,):
+        for seed in args.seeds:
+            name = f"seed{seed}-larger" if larger else f"seed{seed}"
+            base = RunDirectory((args.base / f"seed{seed}").absolute())
+            run = RunDirectory((args.work / name).absolute())
+            if run.stage_result(AFTER) is None:
+                prepare(base, run, args.episodes, larger)
+                run_recipe(run.root, run.root)
+            detail[f"seed {seed}, larger" if larger else f"seed {seed}"] = compare(base, run)
+            write_result("ceiling" if args.recipe == "laptop" else f"ceiling_{args.recipe}", figures(detail), detail)
 
 
-def prepare(base: RunDirectory, run: RunDirectory, episodes: int) -> None:
-    """Copy ``base`` as it was after pretraining; its demonstrations are its own plus scripted ones of RL's tasks."""
-    branch(base.root, run.root, [SCRIPTED % episodes, *NO_RL])
+def figures(detail: dict[str, Any]) -> dict[str, float]:
+    """Return means over the seeds."""
+
+    def mean(rows: list[dict[str, Any]], name: str) -> float:
+        return sum(row[name]["mean"] for row in rows) / len(rows)
+
+    rows = [row for name, row in detail.items() if not name.endswith("larger")]
+    larger = [row for name, row in detail.items() if name.endswith("larger")]
+    return {
+        "seeds": len(rows),
+        **{f"{name}_mean": mean(rows, name) for name in ("start", "rejection", "result", "ceiling")},
+        "found_share": sum(row["found_share"] for row in rows) / len(rows),
+        **({"ceiling_larger_mean": mean(larger, "ceiling")} if larger else {}),
+    }
+
+
+def prepare(base: RunDirectory, run: RunDirectory, episodes: int, larger: bool) -> None:
+    """Copy ``base`` as it was after pretraining, or before if the policy is ``larger``; its demonstrations are its own
+    plus scripted ones of RL's tasks."""
+    branch(base.root, run.root, [SCRIPTED % episodes, *NO_RL, *(LARGER if larger else ())])
     recipe = load_recipe(run.recipe)
+    if larger:
+        shutil.rmtree(run.policy("pretrain"))
+        (run.root / "stages" / "pretrain.json").unlink()
     folders = [task_folder(run, recipe.tasks.family, split) for split in ("train", "sft")]
     shutil.rmtree(folders[1])
     shutil.copytree(*folders, symlinks=True)
