@@ -60,6 +60,7 @@ ARMS: Mapping[str, tuple[str, ...]] = {
     "raft": ('rl.algorithm="raft"', "train.optimizer.lr=2e-4"),
     "kl": ("rl.kl_beta=0.01",),
     "dynamic_sampling": ("rl.dynamic_sampling.enabled=true",),
+    "probes": ("rl.probes=4",),
     "variance_order": ('rl.curriculum.order="variance"',),
     "growth": ("rl.growth.make=2",),
     "effort": ("rl.rewards={invalid_call=0.05,effort=0.3}",),
