@@ -33,6 +33,30 @@ def baselines(result: dict[str, Any]) -> str:
     return forest(rows, "held-out pass@1")
 
 
+def rounds(result: dict[str, Any]) -> str:
+    """Plot the held-out pass@1 and best-of-k after each round of every seed, with the interval of pass@1, and the best
+    baseline as a horizontal line."""
+    figure = Figure(figsize=(6.5, 4), layout="constrained")
+    axis = figure.add_subplot()
+    for colour, (seed, found) in enumerate(result["detail"].items()):
+        policies = found["policies"]
+        last = max(int(name.split()[1]) for name in policies if name.startswith("round ")) + 1
+        arms = [policies[name] for name in ("SFT, verified", *(f"round {n}" for n in range(1, last)), "RL, then SFT")]
+        best = next(key for key in arms[0] if key.startswith("best"))
+        lows, highs = ([arm["pass1"][end] for arm in arms] for end in ("low", "high"))
+        axis.fill_between(range(last + 1), lows, highs, color=f"C{colour}", alpha=0.12, linewidth=0)
+        axis.plot([arm["pass1"]["mean"] for arm in arms], ".-", color=f"C{colour}", label=f"{seed}, mean")
+        axis.plot([arm[best]["mean"] for arm in arms], ".--", color=f"C{colour}", label=f"{seed}, best of {best[4:]}")
+        baseline = policies[found["best_baseline"]]["pass1"]["mean"]
+        axis.axhline(
+            baseline, color=f"C{colour}", linestyle=":", label=f"{seed}, best baseline: {found['best_baseline']}"
+        )
+    axis.set_xlabel("rounds of RL")
+    axis.set_ylabel("held-out pass rate")
+    axis.legend(frameon=False, fontsize=8)
+    return svg(figure, axis)
+
+
 def trials(result: dict[str, Any]) -> str:
     """Plot the development pass rate over RL steps of every trial that was evaluated at several steps, at its best
     temperature; trials from the same kind of SFT policy have the same colour."""
@@ -163,6 +187,7 @@ def svg(figure: Figure, axis: Any) -> str:
 
 PLOTS: Sequence[tuple[str, str, Callable[[dict[str, Any]], str | None]]] = (
     ("baselines", "laptop", baselines),
+    ("rounds", "evening", rounds),
     ("trials", "research", trials),
     ("ablations", "ablations", ablations),
     ("tokens_per_solved", "ablations", tokens_per_solved),
