@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from woodshed.record.jsonl import JsonLines, read_jsonl
+from woodshed.record.jsonl import GrowingRows, JsonLines, read_jsonl
 
 
 def test_a_torn_line_is_cut_off_and_the_next_one_stands_alone(tmp_path: Path) -> None:
@@ -35,3 +35,15 @@ def test_a_long_torn_line_is_found_from_the_end(tmp_path: Path, tail: int) -> No
     path.write_bytes(b"x" * tail)
     JsonLines(path)
     assert path.read_bytes() == b""
+
+
+def test_a_growing_file_is_read_once(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    growing = GrowingRows(path)
+    assert growing.read() == []
+    whole = "".join(f'{{"n": {n}, "text": "ü"}}\n' for n in range(4)).encode()
+    for end in range(len(whole) + 1):  # also between the bytes of a character
+        path.write_bytes(whole[:end])
+        assert [row["n"] for row in growing.read()] == list(range(whole[:end].count(b"\n")))
+    path.write_bytes(whole[: len(whole) // 2])
+    assert [row["n"] for row in growing.read()] == [0, 1], "a shorter file is another one"

@@ -11,17 +11,46 @@ from typing import Any, BinaryIO
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """Read the rows of a file. Ignores lines that are not JSON objects, such as one that a kill cut short."""
-    rows = []
     try:
-        text = path.read_text(errors="replace")
+        return _parse(path.read_text(errors="replace"))
     except FileNotFoundError:
         return []
+
+
+def _parse(text: str) -> list[dict[str, Any]]:
+    rows = []
     for line in text.splitlines():
         with contextlib.suppress(json.JSONDecodeError):
             row = json.loads(line)
             if isinstance(row, dict):
                 rows.append(row)
     return rows
+
+
+class GrowingRows:
+    """The rows of a file that another process appends to; each call reads only what was added since the last one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offset = 0
+        self._rows: list[dict[str, Any]] = []
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return all complete rows so far; begins anew if the file has become shorter. The list is not a copy."""
+        try:
+            size = self.path.stat().st_size
+        except FileNotFoundError:
+            size = 0
+        if size < self._offset:
+            self._offset, self._rows = 0, []
+        if size > self._offset:
+            with self.path.open("rb") as file:
+                file.seek(self._offset)
+                added = file.read()
+            complete = added[: added.rfind(b"\n") + 1]
+            self._offset += len(complete)
+            self._rows += _parse(complete.decode(errors="replace"))
+        return self._rows
 
 
 class JsonLines:

@@ -182,7 +182,7 @@ class Controller:
         for step, groups in self.ledger.batches().items():
             if step > self.version and not self._batch_path(step).exists():
                 self._write_batch(step, [self.store.group(g) for g in groups])
-        self._grow(max(self.ledger.batches(), default=0))
+        self._grow(self.ledger.newest_step())
         if self.curriculum is not None:
             broken = set() if self.growth is None else self.growth.taken_out()
             finished = [row for row in self.ledger.finished_groups() if row.task not in broken]
@@ -261,7 +261,7 @@ class Controller:
             self.ledger.finish(row.id, "failed", fates={t.id: "broken_task" for t in group} | lost(group))
             self._changed.set()
             return
-        step = max(self.ledger.batches(), default=0) + 1
+        step = self.ledger.newest_step() + 1
         state = "ready" if len(graded) >= self.least else "failed"
         if state == "ready" and self.settings.dynamic_sampling.enabled and self.flat(group):
             state = "flat" if self._may_replace(step) else "ready"
@@ -285,7 +285,7 @@ class Controller:
         """Return False if no rollout solved the task and a check finds that its reference solution fails."""
         if self.growth is None or any(t.outcome is not None and t.outcome.resolved for t in graded):
             return True
-        return await self.growth.sound(task, max(self.ledger.batches(), default=0) + 1)
+        return await self.growth.sound(task, self.ledger.newest_step() + 1)
 
     def _may_replace(self, step: int) -> bool:
         """Return whether dynamic sampling may replace one more group while the batch of ``step`` is filled. Raises
@@ -357,7 +357,7 @@ class Controller:
             if len(fresh) < self.settings.groups_per_step:
                 return
             chosen = fresh[: self.settings.groups_per_step]
-            step = max(self.ledger.batches(), default=0) + 1
+            step = self.ledger.newest_step() + 1
             if step > self.settings.steps:
                 return
             self.ledger.batch(step, chosen)

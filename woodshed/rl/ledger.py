@@ -204,6 +204,11 @@ class Ledger:
     def batches(self) -> dict[int, list[str]]:
         return {step: json.loads(groups) for step, groups in self._db.execute("SELECT * FROM batches ORDER BY step")}
 
+    def newest_step(self) -> int:
+        """Return the step of the newest batch; 0 if there is none."""
+        (step,) = self._db.execute("SELECT MAX(step) FROM batches").fetchone()
+        return step or 0
+
     def next_position(self) -> int:
         (top,) = self._db.execute("SELECT MAX(position) FROM groups").fetchone()
         return 0 if top is None else top + 1

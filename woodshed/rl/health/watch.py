@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from woodshed.record.jsonl import JsonLines, read_jsonl
+from woodshed.record.jsonl import GrowingRows, JsonLines, read_jsonl
 from woodshed.rollout.failures import RunPaused
 
 from .alarms import ADVICE, firing, stalled
@@ -38,11 +38,11 @@ class HealthWatch:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.settings, self.steps, self.clock = settings, steps, clock
-        self.rollouts, self.trainer = rollouts, trainer
+        self._rollouts, self._trainer = GrowingRows(rollouts), GrowingRows(trainer)
         self._log = JsonLines(log)
         self._began = clock()
         self._firing: set[str] = set()
-        self._sizes: tuple[int, int] | None = None
+        self._lines = (0, 0)
         self._history: list[Step] = []
         earlier = self._log.rows()
         paused = bool(earlier) and earlier[-1]["action"] == "pause"
@@ -94,10 +94,10 @@ class HealthWatch:
             )
 
     def _read(self) -> None:
-        sizes = (_size(self.rollouts), _size(self.trainer))
-        if sizes != self._sizes:
-            self._sizes = sizes
-            self._history = join(read_jsonl(self.rollouts), read_jsonl(self.trainer))
+        rollouts, trainer = self._rollouts.read(), self._trainer.read()
+        if (lines := (len(rollouts), len(trainer))) != self._lines:
+            self._lines = lines
+            self._history = join(rollouts, trainer)
 
     def _trained(self) -> int:
         """Return the newest step that has a line in both files; 0 if there is none."""
@@ -108,10 +108,3 @@ class HealthWatch:
 def read_alarms(log: Path) -> list[dict[str, Any]]:
     """Return the alarms that fired, oldest first."""
     return read_jsonl(log)
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return -1
