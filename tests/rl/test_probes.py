@@ -111,6 +111,15 @@ def test_rejection_sampling_gets_no_fewer_rollouts_than_rl() -> None:
     assert _samples(SETTINGS.model_copy(update={"probes": None}), 12, rl) == 5
 
 
-def test_as_many_probes_as_members_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"probes is 8 and group_size 8: .*lower rl\.probes"):
-        RLSettings(group_size=8, probes=8)
+def test_as_many_probes_as_members_are_all_at_once(tmp_path: Path) -> None:
+    settings = SETTINGS.model_copy(update={"steps": 1, "group_size": 3, "probes": 4})
+
+    async def main() -> None:
+        async with trained(tmp_path, 12, reward=outcome) as at:
+            await at.run(settings)
+            assert at.conserved().difference == 0
+
+    asyncio.run(main())
+    ledger = Ledger(tmp_path / "state.sqlite")
+    assert [len(ledger.members(group)) for group in ledger.batches()[1]] == [3, 3, 3]
+    ledger.close()

@@ -199,7 +199,7 @@ class Controller:
             if used >= wanted or not may_dispatch(used, self.version, settings.groups_per_step, settings.max_staleness):
                 return
             position = self.ledger.next_position()
-            size = settings.probes or settings.group_size
+            size = min(settings.probes or settings.group_size, settings.group_size)
             self._launch(self.ledger.dispatch(self._next_task(position), position, self.version, size))
 
     async def _adapt(self) -> None:

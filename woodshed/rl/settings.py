@@ -69,7 +69,8 @@ class RLSettings(Settings):
     ``raft``)."""
     probes: int | None = Field(default=None, ge=2)
     """Number of rollouts of a group that are run first; the others follow only if some of these solved the task and
-    some did not, since a group that agrees teaches hardly anything. None runs all at once."""
+    some did not, since a group that agrees teaches hardly anything. None, or no fewer than ``group_size``, runs all at
+    once."""
     mode: Literal["async", "sync"] = "async"
     """``sync`` waits for the weights of a step before it dispatches the next: for comparison only."""
     max_staleness: int = Field(default=1, ge=0)
@@ -155,11 +156,6 @@ class RLSettings(Settings):
             )
         if self.mode == "sync" and self.max_staleness != 0:
             raise ValueError("mode 'sync' needs max_staleness = 0; set rl.max_staleness=0 or rl.mode=\"async\"")
-        if self.probes is not None and self.probes >= self.group_size:
-            raise ValueError(
-                f"probes is {self.probes} and group_size {self.group_size}: the probes are a part of the group; lower "
-                "rl.probes or leave it out"
-            )
         self.growth.check_against(self.groups_per_step)
         return self
 
