@@ -29,7 +29,7 @@ def main() -> None:
     digests = {digest_of(recipe.model_dump(mode="json", exclude_defaults=True)) for recipe in recipes}
     if len(digests) > 1:
         parser.error("the runs have different recipes; only their seeds may differ")
-    minutes = [sum(m for stage, m in stage_minutes(run).items() if stage not in BASELINE_STAGES) for run in runs]
+    minutes = [minutes_of(run) for run in runs]
     summaries = [json.loads(path.read_text()) for run in runs if (path := run.root / "summary.json").exists()]
     arms = sorted({name for summary in summaries for name in summary["arms"]})
     figures = {
@@ -49,6 +49,15 @@ def main() -> None:
     path = args.out or BUILTIN / f"{made.recipe}.expected.json"
     made.save(path)
     print(f"{path}: {', '.join(made.curves)}")
+
+
+def minutes_of(run: RunDirectory) -> float:
+    """Return the minutes of the main job, without baselines. If ``laptop.py`` did not measure the run, they are the sum
+    over its stages, some of which ran side by side."""
+    by_stage, measured = stage_minutes(run), run.root / "minutes.json"
+    if measured.exists():
+        return float(measured.read_text()) - sum(by_stage.get(stage, 0.0) for stage in BASELINE_STAGES)
+    return sum(minutes for stage, minutes in by_stage.items() if stage not in BASELINE_STAGES)
 
 
 if __name__ == "__main__":
