@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from woodshed.record.history import Mark, Rating, in_use, note_mark, note_rating, read_history
+from woodshed.record.jsonl import read_jsonl
 from woodshed.record.task import HISTORY, Task, TaskError, TaskInfo, save_task
 
 DAY = "2026-01-02T03:04:05Z"
@@ -85,6 +86,7 @@ def test_damage_is_named(tmp_path: Path, row: dict, why: str) -> None:
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=60))
 @example(b"0")
+@example(b"{}")
 @example(b'["\xff"]')
 def test_a_line_that_a_kill_cut_short_is_nothing(tmp_path: Path, torn: bytes) -> None:
     task = make(tmp_path / "t")
@@ -92,5 +94,6 @@ def test_a_line_that_a_kill_cut_short_is_nothing(tmp_path: Path, torn: bytes) ->
     note_rating(task, rating("a", 1))
     whole = (task.path / HISTORY).read_bytes()
     (task.path / HISTORY).write_bytes(whole + torn.replace(b"\n", b"").replace(b"\r", b""))
+    assume(len(read_jsonl(task.path / HISTORY)) == 1)  # what is a whole row, such as {}, is not torn
     assert note_rating(task, rating("b", 2))
     assert [r.group for r in read_history(task).ratings] == ["a", "b"]
