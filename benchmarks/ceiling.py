@@ -3,8 +3,8 @@
 ``--base`` has finished runs with baselines (``benchmarks/laptop.py`` makes them; for those of the recipe ``evening``:
 ``--recipe evening --episodes 7200``). Here the final SFT of these runs is repeated with scripted repairs of all of RL's
 tasks instead of what RL solved: from the same policy, with the same demonstrations, and with at least as many examples.
-The held-out pass rate is the ceiling: these tasks cannot teach a policy of this size more, at least not by SFT. The gap
-between a run's result and the ceiling is what RL did not find. ``--larger`` does the same with a policy of 2.9 million
+The held-out pass rate is what right repairs of these tasks teach by SFT. A run's result below it shows what RL did not
+find; RL over several rounds can also end above it. ``--larger`` does the same with a policy of 2.9 million
 parameters, pretrained on the same text. Finished folders under ``--work`` are not run again, others begin anew.
 """
 
