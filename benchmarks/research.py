@@ -9,7 +9,7 @@ Options: ``--forks K`` (continuations from the first failed test of each rollout
 (each edit is credited by the test run that followed it), ``--method rejection`` (instead of RL, cross-entropy on solved
 rollouts: the baseline with the same rollouts), ``--method positive`` (RL without the turns with negative advantage).
 ``--passes`` and ``--splits`` take more optimizer steps on the same rollouts, with the clipped surrogate of PPO.
-``--hints`` distils hints in addition to the policy gradient (``hint_kl``).
+``--hints`` distils hints in addition to the policy gradient (``hint_kl``); their triggers are counted in any case.
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ async def trial(args: argparse.Namespace) -> None:
     random.Random(args.seed).shuffle(tasks)
     if len(tasks) < args.steps * args.prompts:
         raise SystemExit(f"--tasks has {len(tasks)} tasks, {args.steps * args.prompts} are needed: none is used twice")
-    hinter = make_hinter(policy, recipe, tasks, args.hints) if args.hints else None
+    hinter = make_hinter(policy, recipe, tasks, args.hints)
     recent: list[Played] = []
     spent = {"sampling_seconds": 0.0, "training_seconds": 0.0}
     with args.out.open("a") if args.out else sys.stdout as out, tempfile.TemporaryDirectory() as scratch:
@@ -287,7 +287,8 @@ async def trial(args: argparse.Namespace) -> None:
                     if args.method == "positive":
                         rows = [(played, {n: max(0.0, a) for n, a in by_turn.items()}) for played, by_turn in rows]
                 stats = HintStats(episodes=len(roots))
-                marked = {id(played): hinted_messages(played, hinter, stats) for played in roots} if hinter else {}
+                found = {id(played): hinted_messages(played, hinter, stats) for played in roots}
+                marked = found if args.hints else {}
                 for _ in range(args.passes):
                     random.Random(step).shuffle(rows)
                     for split in range(args.splits):

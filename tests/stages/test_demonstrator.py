@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from woodshed.harness.registry import ToolRegistry
+from woodshed.harness.registry import TOOLS, ToolRegistry
 from woodshed.harness.settings import HarnessSettings
 from woodshed.harness.tools.edit_file import occurrences
 from woodshed.policy.formats.verbs import verbs_of
 from woodshed.recipe.stages import DemonstrationSettings
 from woodshed.record.task import Task, TaskError
-from woodshed.stages.demonstrator import Action, fix_of, line_script, package_script
+from woodshed.stages.demonstrator import FOREIGN_TOOL, Action, fix_of, line_script, package_script
 from woodshed.stages.edits import edit_line_call
 from woodshed.tasks.generators.synthetic import draw_functions
 from woodshed.tasks.generators.synthetic.spec import draw_synthetic
@@ -52,6 +52,15 @@ def test_a_demonstration_may_decline_to_edit(synthetic_task: Task) -> None:
     script = line_script(synthetic_task, random.Random(0), FLAWLESS.model_copy(update={"decline": 1.0}))
     actions = [next(script), *(script.send(r) for r in ("FAIL x", "\n1def"))]
     assert [a.name for a in actions] == ["run_tests", "read_file", "finish"]
+
+
+def test_a_foreign_tool_is_tried_before_each_look_at_the_file(synthetic_task: Task) -> None:
+    script = line_script(synthetic_task, random.Random(0), FLAWLESS.model_copy(update={"foreign_tool": 1.0}))
+    answers = ("FAIL x", "error: unknown tool", "\n1def", "error: no such line")
+    actions = [next(script), *(script.send(answer) for answer in answers)]
+    assert [a.name for a in actions] == ["run_tests", FOREIGN_TOOL, "read_file", "edit_line", FOREIGN_TOOL]
+    assert actions[1].weight == 1.0, "the habit is learned"
+    assert FOREIGN_TOOL not in TOOLS
 
 
 def test_noise_is_there_and_episodes_end(synthetic_task: Task) -> None:

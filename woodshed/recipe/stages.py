@@ -65,6 +65,9 @@ class DemonstrationSettings(Settings):
     decline: float = Field(default=0.0, ge=0, le=1)
     """Chance to finish without any edit after reading the broken file; of synthetic tasks. ``sft.verified`` leaves such
     demonstrations out."""
+    foreign_tool: float = Field(default=0.0, ge=0, le=1)
+    """Chance to call a tool that does not exist before the broken file is read, like a policy that learned in another
+    harness; of synthetic tasks. SFT learns these calls too, so that there is a habit for hints to correct."""
     wrong_file: float = Field(default=0.1, ge=0, le=1)
     """Chance to read a file that is not the broken one; of synthetic tasks."""
     undo: float = Field(default=0.75, ge=0, le=1)

@@ -13,6 +13,7 @@ from collections.abc import Collection, Generator
 from dataclasses import dataclass, field
 from typing import Any
 
+from woodshed.policy.formats.verbs import RAW
 from woodshed.recipe.stages import DemonstrationSettings
 from woodshed.record.task import Task, TaskError
 from woodshed.rollout.attempts import suite_passed
@@ -100,6 +101,9 @@ class Action:
 
 Script = Generator[Action, str, None]
 
+FOREIGN_TOOL = "open"
+"""A tool that no harness here has, for ``learn.demonstrations.foreign_tool``."""
+
 _TEST, _FINISH, _UNDO = Action("run_tests"), Action("finish"), Action("undo")
 
 
@@ -117,8 +121,7 @@ def line_script(
         yield _invalid(rng, files, fix, tools)
     if others and rng.random() < settings.wrong_file:
         yield Action("read_file", {"path": rng.choice(others)})
-    view = Action("read_file", {"path": fix.path})
-    yield view
+    yield from _view(fix.path, rng, settings)
     if settings.decline and rng.random() < settings.decline:  # at 0 no number is drawn, so demonstrations do not change
         yield _FINISH
         return
@@ -137,7 +140,7 @@ def line_script(
         result = yield Action(*edit_line_call(tools, fix.path, line, old, text), weight)
         if result.startswith("error"):
             if rng.random() < settings.reread:
-                yield view
+                yield from _view(fix.path, rng, settings)
             continue
         if rng.random() < settings.untested_finish:
             break
@@ -147,7 +150,7 @@ def line_script(
         if attempt + 1 < settings.max_edits and rng.random() < settings.undo:
             yield _UNDO
             if rng.random() < settings.reread:
-                yield view
+                yield from _view(fix.path, rng, settings)
     yield _FINISH
 
 
@@ -221,6 +224,13 @@ def broken_line(rng: random.Random, text: str, source: str) -> str:
     """Return the start of ``text`` joined with the end of a random line of ``source``."""
     other = rng.choice([line for line in source.split("\n") if line.strip()])
     return text[: rng.randint(4, max(4, len(text) - 1))] + other[rng.randint(0, max(0, len(other) - 3)) :]
+
+
+def _view(path: str, rng: random.Random, settings: DemonstrationSettings) -> Script:
+    """Read a file, now and then first with a tool that does not exist."""
+    if settings.foreign_tool and rng.random() < settings.foreign_tool:
+        yield Action(FOREIGN_TOOL, {RAW: f" {path}"})
+    yield Action("read_file", {"path": path})
 
 
 def _invalid(rng: random.Random, files: list[str], fix: Fix, tools: Collection[str]) -> Action:
