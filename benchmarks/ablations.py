@@ -8,15 +8,16 @@ tasks and other runs: it adds the variance of the mean over tasks to that of run
 measured by repeating the control (the arms ``again`` and ``again_2``; without them the interval is over tasks alone).
 
 The result covers all arms under ``--work`` and ``--also``, each against the control of its own folder, and is written
-after every run. Finished runs there are not run again, interrupted ones are continued. Some arms need a base of their
-own:
+after every run (with ``--add``, at the end). Finished runs there are not run again, interrupted ones are continued.
+Some arms need a base of their own:
 
 - ``effort``: one with ``learn.sft.verified = false`` (after verified demonstrations a policy never gives up, so it
   cannot learn to stop earlier).
 - ``summaries_masked``: a policy that summarises (``harness.summary``, and a context too small for its tasks).
 - ``summaries_masked_tight``: one that depends on its summaries (three calls and one summary after the file was read, so
   that a policy that must read it again cannot edit).
-- hints: a policy that learned to read them (``learn.demonstrations.hinted``).
+- hints: a policy with a habit that they can correct (``learn.demonstrations.foreign_tool``), that learned to read them
+  (``hinted``) and pays nothing for it (``rl.rewards={}``); ``broken_calls_priced`` is the price beside them.
 - ``declining_free``: one that sometimes does not edit at all (``learn.demonstrations.decline``).
 - ``replay_off``: a mixture of experts.
 """
@@ -24,6 +25,7 @@ own:
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -49,7 +51,7 @@ from woodshed.stages.scripted import PLAN
 from woodshed.view.summary import EFFORT, Evaluation, evaluation
 
 CONTROL, AGAIN = "control", ("again", "again_2")
-_HINTS = 'rl.hints={weight=0.2,role="tool",per_trajectory=2,triggers=["unknown_tool","invalid_arguments"]}'
+_HINTS = 'rl.hints={weight=0.2,role="tool",triggers=["unknown_tool"]}'
 ARMS: Mapping[str, tuple[str, ...]] = {
     CONTROL: (),
     **dict.fromkeys(AGAIN, ()),
@@ -69,6 +71,7 @@ ARMS: Mapping[str, tuple[str, ...]] = {
     "summaries_masked": ("rl.train_summaries=false",),
     "summaries_masked_tight": ("rl.train_summaries=false",),
     "sync": ('rl.mode="sync"', "rl.max_staleness=0"),
+    "broken_calls_priced": ("rl.rewards={invalid_call=0.05}",),
     "broken_calls_free": ("rl.rewards={}",),
     "broken_calls_dropped": ("rl.rewards={}", 'rl.algorithm="benchmarks.dropping:DropBroken"'),
     "declining_free": ('rl.rewards={invalid_call=0.05,"benchmarks.declining:failed_edit"=1}',),
@@ -131,14 +134,15 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--out", type=Path, default=RESULTS / "ablations.json")
+    parser.add_argument("--add", action="store_true", help="keep what --out says of arms that are in no folder")
     args = parser.parse_args()
     for seed in args.seeds:  # all arms of a seed before the next, so that compared runs follow each other
         for name in (CONTROL, *args.arms) if args.arms else ():
             base, out = args.base / f"seed{seed}", args.work / f"{name}-{seed}"
             settings = (f"rl.steps={args.steps}", "evaluate.baselines=false", *ARMS[name])
-            if play(base, out, settings):
+            if play(base, out, settings) and not args.add:  # titles of controls change while arms come
                 report([finished(work) for work in (args.work, *args.also)], args.steps, args.out)
-    report([finished(work) for work in (args.work, *args.also)], args.steps, args.out)
+    report([finished(work) for work in (args.work, *args.also)], args.steps, args.out, args.add)
 
 
 def play(base: Path, out: Path, settings: Sequence[str]) -> bool:
@@ -327,16 +331,28 @@ def ratio_of_sums(arm: Sequence[float], control: Sequence[float]) -> Estimate:
     return Estimate(float(pairs[0].sum() / pairs[1].sum()), float(low), float(high))
 
 
-def report(works: Sequence[Arms], steps: int, out: Path) -> None:
-    """Write the result: each arm against the control of the same folder and seeds."""
-    figures: dict[str, float | None] = {}
+def report(works: Sequence[Arms], steps: int, out: Path, add: bool = False) -> None:
+    """Write the result: each arm against the control of the same folder and seeds. ``add``: beside what ``out`` says of
+    other arms, with its noise between runs if no folder has a control that was repeated."""
+    old = json.loads(out.read_text()) if add and out.exists() else {"figures": {}, "detail": {}}
+    figures: dict[str, float | None] = old["figures"]
     noises = run_noise(works), run_noise(works, best=True)
-    detail: dict[str, Any] = {"steps": steps, "runs_differ_by_sd": noises[0] and math.sqrt(noises[0].variance)}
+    if noises[0] is None and old["detail"]:
+        repeated = old["detail"]
+        freedom = sum(seed.startswith("seed ") for name in AGAIN for seed in repeated.get(name, {}))
+        noises = RunNoise(repeated["runs_differ_by_sd"] ** 2, freedom), noises[1]
+    detail: dict[str, Any] = old["detail"] | {
+        "steps": steps,
+        "runs_differ_by_sd": noises[0] and math.sqrt(noises[0].variance),
+    }
+    written: set[str] = set()
     for number, found in enumerate(works):
         for name, runs in found.items():
-            title = name if number == 0 or name != CONTROL else f"{name} of {', '.join(set(found) - {CONTROL})}"
-            if title in detail:
+            own = (number == 0 and not old["detail"]) or name != CONTROL
+            title = name if own else f"{name} of {', '.join(sorted(set(found) - {CONTROL}))}"
+            if title in written:
                 raise SystemExit(f"{name} lies in two of the folders; leave one out")
+            written.add(title)
             detail[title] = {"settings": ARMS[name], **{f"seed {seed}": arm.detail() for seed, arm in runs.items()}}
             control = {seed: arm for seed, arm in found.get(CONTROL, {}).items() if seed in runs}
             if name != CONTROL and control:

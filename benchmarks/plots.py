@@ -149,6 +149,25 @@ def declining(result: dict[str, Any]) -> str | None:
     return lines(series, x="sixth of the steps", y="rollouts with an edit", size=(6.5, 3.0)) if series else None
 
 
+def hints(result: dict[str, Any]) -> str | None:
+    """Plot the calls of a tool that does not exist over the steps, mean of the seeds, with and without hints."""
+    title = next((name for name in result["detail"] if name.startswith("control of") and "hints" in name), "")
+    arms = {
+        title: "control",
+        "broken_calls_priced": "a price of 0.05",
+        "hints": "hints, gaps of at most 5 nats",
+        "hints_until": "hints, up to the first rejected token",
+        "hints_ungated": "hints, all tokens",
+    }
+    series = {}
+    for arm, label in arms.items():
+        runs = [row for seed, row in result["detail"].get(arm, {}).items() if seed.startswith("seed ")]
+        rates = [row["training"]["errors"]["unknown_tool"] for row in runs]
+        if rates:
+            series[label] = (list(range(1, 7)), [sum(each) / len(each) for each in zip(*rates, strict=True)])
+    return lines(series, x="sixth of the steps", y="such calls per rollout", size=(6.5, 3.2)) if title else None
+
+
 def beside_trl(result: dict[str, Any]) -> str | None:
     """Plot the mean reward over seconds, ours and TRL's, for every seed."""
     if "trl" not in result["detail"]:
@@ -193,6 +212,7 @@ PLOTS: Sequence[tuple[str, str, Callable[[dict[str, Any]], str | None]]] = (
     ("tokens_per_solved", "ablations", tokens_per_solved),
     ("broken_calls", "ablations", broken_calls),
     ("declining", "ablations", declining),
+    ("hints", "ablations", hints),
     ("beside_trl", "throughput", beside_trl),
 )
 """Name of the plot, name of the result that it is drawn from, and the function."""
