@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from woodshed.view.summary import Evaluation
+from woodshed.view.summary import EFFORT, Evaluation
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
@@ -20,8 +21,9 @@ TASKS = [f"t{number}" for number in range(40)]
 
 def arm(rates: list[float] | np.ndarray) -> ablations.Arm:
     """A run with these pass rates on ``TASKS``; an episode takes 100 tokens, and 10 more for each task before it."""
-    effort = {task: {"sampled_tokens": 100.0 + 10 * number} for number, task in enumerate(TASKS)}
-    found = Evaluation("after", TASKS, list(map(float, rates)), [1.0] * len(TASKS), 8, {"submitted": 1}, {})
+    one = dict.fromkeys(EFFORT, 1.0)
+    effort = {task: one | {"sampled_tokens": 100.0 + 10 * number} for number, task in enumerate(TASKS)}
+    found = Evaluation("after", TASKS, list(map(float, rates)), [1.0] * len(TASKS), 8, {"submitted": 1}, one)
     return ablations.Arm(found, 1.0, effort, {task: number / 40 for number, task in enumerate(TASKS)}, {}, {})
 
 
@@ -87,3 +89,30 @@ def test_thirds_and_the_ratio_of_tokens() -> None:
     assert tokens.tolist() == [100.0 + 10 * number for number in range(13)]
     ratio = ablations.ratio_of_sums(0.5 * tokens, tokens)
     assert (ratio.mean, ratio.low, ratio.high) == pytest.approx((0.5, 0.5, 0.5))
+
+
+def test_arms_are_added_to_a_result_with_its_noise_between_runs(tmp_path: Path) -> None:
+    out = tmp_path / "ablations.json"
+    seeds = range(3)
+    first = {
+        "control": {seed: arm(rates(0.40, seed)) for seed in seeds},
+        "again": {seed: arm(rates(0.44, seed)) for seed in seeds},
+        "grpo": {seed: arm(rates(0.45, seed)) for seed in seeds},
+    }
+    ablations.report([first], 30, out)
+    before = json.loads(out.read_text())
+    added = {
+        "control": {seed: arm(rates(0.2, seed)) for seed in seeds},
+        "hints": {seed: arm(rates(0.3, seed)) for seed in seeds},
+    }
+    ablations.report([added], 30, out, add=True)
+    after = json.loads(out.read_text())
+    assert after["figures"].items() >= before["figures"].items() and after["detail"].items() >= before["detail"].items()
+    assert after["detail"].keys() - before["detail"].keys() == {"hints", "control of hints"}
+    assert after["figures"]["hints_effect"] == pytest.approx(0.1)
+    alone = after["detail"]["hints"]["interval_over_tasks_alone"]
+    noise = ablations.RunNoise(before["detail"]["runs_differ_by_sd"] ** 2, 3)
+    assert after["figures"]["hints_ci95_low"] == pytest.approx(
+        ablations.effect(added["hints"], [added["control"]], noise=noise).low
+    )
+    assert after["figures"]["hints_ci95_low"] < alone["low"]
