@@ -18,8 +18,10 @@ from typing import Any
 from recipe_runs import run_recipe
 from result import write_result
 
+from woodshed.evaluate.arms import BEFORE
 from woodshed.recipe.load import dump_recipe, load_recipe
 from woodshed.record.run_directory import RunDirectory
+from woodshed.run.plan import plan
 
 MODES = {"sync": ['rl.mode="sync"', "rl.max_staleness=0"], "async": ['rl.mode="async"', "rl.max_staleness=1"]}
 WARMUP = 3
@@ -54,7 +56,8 @@ def main() -> None:
 
 
 def branch(base: Path, out: Path, overrides: list[str]) -> None:
-    """Copy a run as it was after SFT, with overrides of its recipe. Exits if ``base`` has not got that far."""
+    """Copy a run as it was after SFT, with overrides of its recipe; what came after is run anew. Exits if ``base`` has
+    not got that far."""
     source, target = RunDirectory(base.absolute()), RunDirectory(out.absolute())
     if source.stage_result("before") is None:
         raise SystemExit(f"{base} has not evaluated its SFT policy yet; give a run that has (--base)")
@@ -62,9 +65,13 @@ def branch(base: Path, out: Path, overrides: list[str]) -> None:
     for name in ("policy", "tasks", "stages", "corpus"):
         if (source.root / name).exists():
             shutil.copytree(source.root / name, target.root / name, symlinks=True)
-    for name in ("before", "rl", "after"):
-        (target.root / "stages" / f"{name}.json").unlink(missing_ok=True)
-    target.recipe.write_text(dump_recipe(load_recipe(source.recipe, overrides)))
+    recipe = load_recipe(source.recipe, overrides)
+    stages = [stage.name for stage in plan(recipe, source)]
+    early = stages[: stages.index(BEFORE)]
+    for path in (target.root / "stages").glob("*.json"):
+        if path.stem not in early:
+            path.unlink()
+    target.recipe.write_text(dump_recipe(recipe))
 
 
 def measure(run: RunDirectory, steps: int) -> dict[str, float]:
