@@ -229,7 +229,7 @@ def broken_line(rng: random.Random, text: str, source: str) -> str:
 def _view(path: str, rng: random.Random, settings: DemonstrationSettings) -> Script:
     """Read a file, now and then first with a tool that does not exist."""
     if settings.foreign_tool and rng.random() < settings.foreign_tool:
-        yield Action(FOREIGN_TOOL, {RAW: f" {path}"})
+        yield Action(FOREIGN_TOOL, {RAW: f" {path}"})  # so the compact format parses a call of an unknown tool
     yield Action("read_file", {"path": path})
 
 
