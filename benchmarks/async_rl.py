@@ -25,6 +25,8 @@ from woodshed.run.plan import plan
 
 MODES = {"sync": ['rl.mode="sync"', "rl.max_staleness=0"], "async": ['rl.mode="async"', "rl.max_staleness=1"]}
 WARMUP = 3
+TINY_EVALUATION = [f"evaluate.{name}=1" for name in ("tasks", "samples", "dev_tasks", "dev_samples")]
+TINY_EVALUATION += ["evaluate.baselines=false", "learn.solved.after_rl=false"]
 
 
 def main() -> None:
@@ -39,7 +41,7 @@ def main() -> None:
         for mode, settings in MODES.items():
             out = args.work / f"{mode}{number}"
             if not (out / "stages" / "rl.json").exists():
-                branch(args.base, out, [*settings, f"rl.steps={args.steps}", "evaluate.tasks=1", "evaluate.samples=1"])
+                branch(args.base, out, [*settings, f"rl.steps={args.steps}", *TINY_EVALUATION])
             rows[mode].append(measure(run_recipe(out, out), args.steps))
             print(mode, rows[mode][-1], flush=True)
     middle = {m: {k: statistics.median(r[k] for r in found) for k in found[0]} for m, found in rows.items()}

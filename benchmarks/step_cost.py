@@ -13,7 +13,7 @@ import shutil
 import statistics
 from pathlib import Path
 
-from async_rl import branch
+from async_rl import TINY_EVALUATION, branch
 from recipe_runs import run_recipe
 from result import write_result
 
@@ -23,7 +23,6 @@ ARMS = {
 }
 """Settings of each arm; the others are compared with the first."""
 SHORT = 4
-TINY_EVALUATION = [f"evaluate.{name}=1" for name in ("tasks", "samples", "dev_tasks", "dev_samples")]
 
 
 def main() -> None:
