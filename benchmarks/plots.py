@@ -153,10 +153,10 @@ def hints(result: dict[str, Any]) -> str | None:
     """Plot the calls of a tool that does not exist over the steps, mean of the seeds, with and without hints."""
     title = next((name for name in result["detail"] if name.startswith("control of") and "hints" in name), "")
     arms = {
-        title: "control",
+        title: "no hints",
         "broken_calls_priced": "a price of 0.05",
-        "hints": "hints, gaps of at most 5 nats",
-        "hints_until": "hints, up to the first rejected token",
+        "hints": "hints, gap to 5 nats",
+        "hints_until": "hints until rejected",
         "hints_ungated": "hints, all tokens",
     }
     series = {}
@@ -165,7 +165,7 @@ def hints(result: dict[str, Any]) -> str | None:
         rates = [row["training"]["errors"]["unknown_tool"] for row in runs]
         if rates:
             series[label] = (list(range(1, 7)), [sum(each) / len(each) for each in zip(*rates, strict=True)])
-    return lines(series, x="sixth of the steps", y="such calls per rollout", size=(6.5, 3.2)) if title else None
+    return lines(series, x="sixth of the steps", y="calls of a missing tool per rollout", size=(6.5, 3.2)) if title else None
 
 
 def beside_trl(result: dict[str, Any]) -> str | None:
