@@ -165,7 +165,8 @@ def hints(result: dict[str, Any]) -> str | None:
         rates = [row["training"]["errors"]["unknown_tool"] for row in runs]
         if rates:
             series[label] = (list(range(1, 7)), [sum(each) / len(each) for each in zip(*rates, strict=True)])
-    return lines(series, x="sixth of the steps", y="calls of a missing tool per rollout", size=(6.5, 3.2)) if title else None
+    about = "calls of a missing tool per rollout"
+    return lines(series, x="sixth of the steps", y=about, size=(6.5, 3.2)) if series else None
 
 
 def beside_trl(result: dict[str, Any]) -> str | None:
