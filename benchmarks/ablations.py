@@ -150,8 +150,10 @@ def play(base: Path, out: Path, settings: Sequence[str]) -> bool:
     ``out`` was run with other settings."""
     run = RunDirectory(out.absolute())
     if not run.recipe.exists():
-        branch(base, out, list(settings))
-        _keep_before(RunDirectory(base.absolute()), run)
+        begun = out.with_name(f".{out.name}")  # a copy that was interrupted must not be taken for a run
+        branch(base, begun, list(settings))
+        _keep_before(RunDirectory(base.absolute()), RunDirectory(begun.absolute()))
+        begun.rename(out)
     if load_recipe(run.recipe) != load_recipe(base / "recipe.toml", settings):
         raise SystemExit(f"{out} was run from another base or with other settings; delete it, or give another --work")
     if run.stage_result(AFTER) is not None:

@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from woodshed.recipe.load import BUILTIN, dump_recipe, load_recipe
+from woodshed.record.run_directory import RunDirectory, write_json
 from woodshed.view.summary import EFFORT, Evaluation
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
@@ -116,3 +118,30 @@ def test_arms_are_added_to_a_result_with_its_noise_between_runs(tmp_path: Path) 
         ablations.effect(added["hints"], [added["control"]], noise=noise).low
     )
     assert after["figures"]["hints_ci95_low"] < alone["low"]
+
+
+def test_an_arm_begins_after_sft_even_if_its_copy_was_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, out = RunDirectory(tmp_path / "base"), tmp_path / "arms" / "kl-0"
+    base.root.mkdir()
+    base.recipe.write_text(dump_recipe(load_recipe(BUILTIN / "laptop.toml")))
+    for name in ("tasks", "pretrain", "sft", "before", "rl", "solved", "after", "rejection"):
+        write_json(base.root / "stages" / f"{name}.json", {})
+    out.parent.mkdir()
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ablations, "_keep_before", killed)
+        with pytest.raises(KeyboardInterrupt):
+            ablations.play(base.root, out, ["rl.kl_beta=0.01"])
+    assert not out.exists() and ablations.finished(out.parent) == {}
+    ran: list[Path] = []
+    monkeypatch.setattr(ablations, "run_recipe", lambda recipe, place: ran.append(place))
+    assert ablations.play(base.root, out, ["rl.kl_beta=0.01"]) and ran == [out]
+    assert {path.stem for path in (out / "stages").glob("*.json")} == {"tasks", "pretrain", "sft", "before"}
+    assert load_recipe(out / "recipe.toml").rl.kl_beta == 0.01
+    with pytest.raises(SystemExit, match="other settings"):
+        ablations.play(base.root, out, ["rl.kl_beta=0.02"])
