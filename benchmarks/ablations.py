@@ -150,6 +150,8 @@ def play(base: Path, out: Path, settings: Sequence[str]) -> bool:
     ``out`` was run with other settings."""
     run = RunDirectory(out.absolute())
     if not run.recipe.exists():
+        if out.exists():
+            raise SystemExit(f"{out} has no recipe.toml, so it is no run; delete it, or give another --work")
         begun = out.with_name(f".{out.name}")  # a copy that was interrupted must not be taken for a run
         branch(base, begun, list(settings))
         _keep_before(RunDirectory(base.absolute()), RunDirectory(begun.absolute()))
@@ -337,9 +339,11 @@ def report(works: Sequence[Arms], steps: int, out: Path, add: bool = False) -> N
     """Write the result: each arm against the control of the same folder and seeds. ``add``: beside what ``out`` says of
     other arms, with its noise between runs if no folder has a control that was repeated."""
     old = json.loads(out.read_text()) if add and out.exists() else {"figures": {}, "detail": {}}
+    if old["detail"].get("steps", steps) != steps:
+        raise SystemExit(f"{out} is of {old['detail']['steps']} steps; give --steps {old['detail']['steps']}")
     figures: dict[str, float | None] = old["figures"]
     noises = run_noise(works), run_noise(works, best=True)
-    if noises[0] is None and old["detail"]:
+    if noises[0] is None and old["detail"].get("runs_differ_by_sd"):
         repeated = old["detail"]
         freedom = sum(seed.startswith("seed ") for name in AGAIN for seed in repeated.get(name, {}))
         noises = RunNoise(repeated["runs_differ_by_sd"] ** 2, freedom), noises[1]

@@ -118,6 +118,12 @@ def test_arms_are_added_to_a_result_with_its_noise_between_runs(tmp_path: Path) 
         ablations.effect(added["hints"], [added["control"]], noise=noise).low
     )
     assert after["figures"]["hints_ci95_low"] < alone["low"]
+    with pytest.raises(SystemExit, match="give --steps 30"):
+        ablations.report([added], 60, out, add=True)
+    alone_out = tmp_path / "alone.json"
+    ablations.report([added], 30, alone_out)
+    ablations.report([first], 30, alone_out, add=True)  # no noise is known of the old, the new has its own
+    ablations.report([added], 30, tmp_path / "new.json", add=True)
 
 
 def test_an_arm_begins_after_sft_even_if_its_copy_was_interrupted(
@@ -128,7 +134,10 @@ def test_an_arm_begins_after_sft_even_if_its_copy_was_interrupted(
     base.recipe.write_text(dump_recipe(load_recipe(BUILTIN / "laptop.toml")))
     for name in ("tasks", "pretrain", "sft", "before", "rl", "solved", "after", "rejection"):
         write_json(base.root / "stages" / f"{name}.json", {})
-    out.parent.mkdir()
+    out.mkdir(parents=True)
+    with pytest.raises(SystemExit, match="no recipe"):
+        ablations.play(base.root, out, [])
+    out.rmdir()
 
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
