@@ -64,7 +64,7 @@ ARMS: Mapping[str, tuple[str, ...]] = {
     "dynamic_sampling": ("rl.dynamic_sampling.enabled=true",),
     "probes": ("rl.probes=4",),
     "variance_order": ('rl.curriculum.order="variance"',),
-    "growth": ("rl.growth.make=2",),
+    "growth": ("rl.growth={make=2,easy=0.5}",),
     "effort": ("rl.rewards={invalid_call=0.05,effort=0.3}",),
     "effort_low": ("rl.rewards={invalid_call=0.05,effort=0.1}",),
     "forks": ('rl.algorithm="tree"', "rl.group_size=4", "rl.forks.count=2"),
@@ -209,9 +209,9 @@ def training_rollouts(store: TrajectoryStore) -> dict[str, Any]:
 
 
 def training_steps(run: RunDirectory) -> dict[str, Any]:
-    """Return, for each sixth of the steps, the rate per rollout of each error that a hint could name, and the share of
-    rollouts with an edit; further the step at which each alarm first fired, and means over the steps of |dlogp| and of
-    the shares of router replay."""
+    """Return, for each sixth of the steps, the rate per rollout of each error that a hint could name, the share of
+    rollouts with an edit, and the minutes from the first step to its end; further the step at which each alarm first
+    fired, and means over the steps of |dlogp| and of the shares of router replay."""
     lines = {line["step"]: line for line in read_jsonl(run.stage_metrics("rollouts"))}
     sixths = [part for part in np.array_split([lines[step] for step in sorted(lines)], 6) if len(part)]
     errors = sorted({name for line in lines.values() for name in line["hints"]["rate"]})
@@ -225,9 +225,12 @@ def training_steps(run: RunDirectory) -> dict[str, Any]:
     for line in read_jsonl(run.stage_metrics("alarms")):
         alarms.setdefault(line["alarm"], line["step"])
     said = {name: [line[name] for line in trainer.values() if name in line] for name in watched}
+    times = [trainer[step]["time"] for step in sorted(trainer)]
+    ends = [times[part[-1]] for part in np.array_split(np.arange(len(times)), 6) if len(part)]
     return {
         "errors": {name: mean(lambda line, name=name: line["hints"]["rate"][name]) for name in errors},
         "edited": mean(lambda line: line["edit_rate"]),
+        "minutes": [(end - times[0]) / 60 for end in ends],
         "first_alarms": alarms,
         **{name: float(np.mean(values)) for name, values in said.items() if values},
     }

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from woodshed.policy.decoder import Decoder
 from woodshed.policy.state import hf_state
@@ -20,7 +19,7 @@ from woodshed.policy.state import hf_state
 from .delta import Wanted
 from .errors import ChainError
 from .image import Piece
-from .shards import Region, Shard, publishes, shard_of
+from .shards import Region, Shard, is_dtensor, publishes, shard_of
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ def split(state: Mapping[str, Tensor | Shard], layout: Layout) -> dict[str, Tens
                 continue
             lead = len(slot.at) - len(slot.region.shape)
             tensor = shard.tensor[_inside(common, held)].reshape([b - a for a, b in common[lead:]])
-            if not isinstance(value, (DTensor, Shard)):
+            if not (isinstance(value, Shard) or is_dtensor(value)):
                 out[slot.name] = tensor
                 continue
             start = tuple(o + a - s for o, (a, _), s in zip(slot.region.start, common[lead:], slot.at[lead:]))

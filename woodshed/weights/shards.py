@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,13 @@ class Shard:
     region: Region
 
 
+def is_dtensor(value: object) -> TypeGuard[DTensor]:
+    """Return True for a DTensor. Its module takes a quarter of a process's start to import, so it is only looked at
+    if something else has imported it."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(value, module.DTensor)
+
+
 def shard_of(value: Tensor | NDArray | Shard) -> Shard:
     """Return a tensor with its region: a plain tensor or array is whole, a DTensor knows its own."""
     if isinstance(value, Shard):
@@ -67,7 +77,9 @@ def shard_of(value: Tensor | NDArray | Shard) -> Shard:
                 f"a shard of shape {tuple(value.tensor.shape)} does not fill its region {value.region.shape}"
             )
         return value
-    if isinstance(value, DTensor):
+    if is_dtensor(value):
+        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
         if any(p.is_partial() for p in value.placements):
             raise ValueError(
                 f"a DTensor with partial placements {value.placements} is not reduced yet; redistribute it first"
@@ -89,7 +101,9 @@ def own_part(
     """
     if world == 1:
         return dict(state)
-    sizes = {name: prod(value.shape) for name, value in state.items() if not isinstance(value, (DTensor, Shard))}
+    sizes = {
+        name: prod(value.shape) for name, value in state.items() if not (isinstance(value, Shard) or is_dtensor(value))
+    }
     owner, loads = {}, [0] * world
     for name in sorted(sizes, key=lambda n: (-sizes[n], n)):
         owner[name] = min(range(world), key=lambda r: (loads[r], r))
@@ -99,7 +113,7 @@ def own_part(
 
 def publishes(value: Tensor | NDArray | Shard) -> bool:
     """Return whether this rank publishes its shard of a DTensor; True for anything else."""
-    if not isinstance(value, DTensor):
+    if not is_dtensor(value):
         return True
     at = value.device_mesh.get_coordinate()
     if at is None or not value.to_local().numel():
