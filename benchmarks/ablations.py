@@ -18,6 +18,8 @@ Some arms need a base of their own:
   that a policy that must read it again cannot edit).
 - hints: a policy with a habit that they can correct (``learn.demonstrations.foreign_tool``), that learned to read them
   (``hinted``) and pays nothing for it (``rl.rewards={}``); ``broken_calls_priced`` is the price beside them.
+- ``growth``: a policy that can repair two bugs, since that is what the tasks it makes have, and held-out tasks with two
+  (``tasks.synthetic.two_bugs = 0.3``).
 - ``declining_free``: one that sometimes does not edit at all (``learn.demonstrations.decline``).
 - ``replay_off``: a mixture of experts.
 """
@@ -28,7 +30,7 @@ import argparse
 import json
 import math
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -94,7 +96,8 @@ Arms = dict[str, dict[int, "Arm"]]
 @dataclass(frozen=True)
 class Arm:
     """One run: its held-out evaluation, minutes of its RL stage, by task the mean effort of an episode (``EFFORT``) and
-    the pass rate before RL, statistics of its summaries before and after RL (``summaries``), and of its training."""
+    the pass rate before RL, statistics of its summaries before and after RL (``summaries``), and of its training, and
+    the temperature of its evaluation, on which best-of-k depends. ``two_bugs``: the held-out tasks that have two."""
 
     evaluation: Evaluation
     minutes: float
@@ -102,6 +105,8 @@ class Arm:
     before: Mapping[str, float]
     summaries: Mapping[str, Mapping[str, float]]
     training: Mapping[str, Any]
+    temperature: float
+    two_bugs: frozenset[str] = frozenset()
 
     def tokens_per_solved(self) -> float | None:
         """Return the sampled tokens per episode divided by the pass rate; None if nothing was solved."""
@@ -111,6 +116,7 @@ class Arm:
     def detail(self) -> dict[str, Any]:
         e = self.evaluation
         return {
+            "temperature": self.temperature,
             "pass1": interval(e.pass1),
             f"best{e.samples}": interval(e.best),
             "first_attempts": e.first_attempts,
@@ -172,7 +178,8 @@ def finished(work: Path) -> Arms:
     for name in ARMS:
         for place in sorted(work.glob(f"{name}-[0-9]*")):
             run = RunDirectory(place.absolute())
-            if run.stage_result(AFTER) is None:
+            result = run.stage_result(AFTER)
+            if result is None:
                 continue
             store = TrajectoryStore(run.trajectories)
             try:
@@ -190,9 +197,16 @@ def finished(work: Path) -> Arms:
                     for task, episodes in efforts.items()
                 }
                 minutes = stage_minutes(run)["rl"]
-                arm = Arm(after, minutes, effort, _by_task(before, best=False), said, training)
+                rates = _by_task(before, best=False)
+                two = frozenset(task for task, kind in _kinds(run).items() if kind == "two bugs")
+                arm = Arm(after, minutes, effort, rates, said, training, result["temperature"], two)
                 found.setdefault(name, {})[int(place.name.rpartition("-")[2])] = arm
     return found
+
+
+def _kinds(run: RunDirectory) -> dict[str, str]:
+    path = run.root / "tasks" / "kinds.json"
+    return json.loads(path.read_text()) if path.exists() else {}
 
 
 def training_rollouts(store: TrajectoryStore) -> dict[str, Any]:
@@ -293,8 +307,10 @@ def effect(
     controls: Sequence[Mapping[int, Arm]],
     best: bool = False,
     noise: RunNoise | None = None,
+    only: Collection[str] = (),
 ) -> Estimate:
-    """Return the mean over seeds and tasks of arm minus control in pass@1 (or best-of-k).
+    """Return the mean over seeds and tasks (``only`` these, if any are given) of arm minus control in pass@1 (or
+    best-of-k).
 
     ``controls``: runs of the control by seed, averaged for each seed; the first has all seeds of ``arm``. Without
     ``noise`` the interval is over tasks alone; with it, the interval is mean +- t * sqrt(variance over tasks + variance
@@ -306,7 +322,7 @@ def effect(
         theirs = [_by_task(each[seed].evaluation, best) for each in controls if seed in each]
         for task in set(ours).intersection(*theirs):
             by_task.setdefault(task, []).append(ours[task] - float(np.mean([each[task] for each in theirs])))
-    values = [float(np.mean(by_task[task])) for task in sorted(by_task)]
+    values = [float(np.mean(by_task[task])) for task in sorted(by_task) if not only or task in only]
     if noise is None:
         return bootstrap(values)
     runs = sum(noise.variance * (1 + 1 / sum(seed in each for each in controls)) for seed in arm) / len(arm) ** 2
@@ -400,6 +416,10 @@ def _compared(
         "interval_over_tasks_alone": interval(effect(arm, controls)),
         "effect_by_seed": {str(s): effect({s: arm[s]}, controls).mean for s in arm},
     }
+    if two := next(iter(arm.values())).two_bugs:
+        of_two = effect(arm, controls, only=two)  # over tasks alone: the noise is that of the mean over all tasks
+        figures |= {f"{name}_two_bugs_effect": of_two.mean}
+        about["two_bugs"] = interval(of_two) | {"tasks": len(two)}
     for which, tasks in thirds(control).items():
         tokens = ratio_of_sums(*(by_task(each, tasks, "sampled_tokens") for each in (arm, control)))
         figures[f"{name}_tokens_ratio_{which}"] = tokens.mean

@@ -169,6 +169,23 @@ def hints(result: dict[str, Any]) -> str | None:
     return lines(series, x="sixth of the steps", y=about, size=(6.5, 3.2)) if series else None
 
 
+def in_time(result: dict[str, Any]) -> str | None:
+    """Plot the pass rate of training rollouts over the minutes, mean of the seeds, of synchronous and asynchronous
+    RL."""
+    control = next((name for name in result["detail"] if name.startswith("control of") and "sync" in name), "")
+    series = {}
+    for arm, label in ((control, "asynchronous"), ("sync", "synchronous")):
+        runs = [row["training"] for seed, row in result["detail"].get(arm, {}).items() if seed.startswith("seed ")]
+        if runs:
+            minutes, solved = ([run[key] for run in runs] for key in ("minutes", "solved"))
+            series[label] = tuple(
+                [statistics.mean(each) for each in zip(*row, strict=True)] for row in (minutes, solved)
+            )
+    if not series:
+        return None
+    return lines(series, x="minutes since the first step", y="solved training rollouts", size=(6.5, 3.0))
+
+
 def beside_trl(result: dict[str, Any]) -> str | None:
     """Plot the mean reward over seconds, ours and TRL's, for every seed."""
     if "trl" not in result["detail"]:
@@ -214,6 +231,7 @@ PLOTS: Sequence[tuple[str, str, Callable[[dict[str, Any]], str | None]]] = (
     ("broken_calls", "ablations", broken_calls),
     ("declining", "ablations", declining),
     ("hints", "ablations", hints),
+    ("in_time", "ablations", in_time),
     ("beside_trl", "throughput", beside_trl),
 )
 """Name of the plot, name of the result that it is drawn from, and the function."""

@@ -26,7 +26,7 @@ def arm(rates: list[float] | np.ndarray) -> ablations.Arm:
     one = dict.fromkeys(EFFORT, 1.0)
     effort = {task: one | {"sampled_tokens": 100.0 + 10 * number} for number, task in enumerate(TASKS)}
     found = Evaluation("after", TASKS, list(map(float, rates)), [1.0] * len(TASKS), 8, {"submitted": 1}, one)
-    return ablations.Arm(found, 1.0, effort, {task: number / 40 for number, task in enumerate(TASKS)}, {}, {})
+    return ablations.Arm(found, 1.0, effort, {task: number / 40 for number, task in enumerate(TASKS)}, {}, {}, 0.3)
 
 
 def rates(mean: float, seed: int = 0) -> np.ndarray:

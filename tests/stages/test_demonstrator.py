@@ -48,6 +48,29 @@ def test_a_flawless_demonstration_is_test_read_fix_test_finish(synthetic_task: T
         script.send("")
 
 
+def test_of_two_bugs_each_is_repaired_when_a_test_names_its_file(tmp_path: Path) -> None:
+    spec = draw_synthetic(1, split="sft", seed=5, two_bugs=1.0, workers=1)[0]
+    assert len({bug.module for bug in spec.bugs}) == 2
+    task = write_synthetic(spec, tmp_path / "t")
+    second, first = (f"{spec.modules[bug.module]}.py" for bug in spec.bugs)
+    script = line_script(task, random.Random(0), FLAWLESS)
+    results = (f"FAIL {first[:-3]}\nf(1)", "\n1def", "ok", f"FAIL {second[:-3]}\ng(2)", "\n1def", "ok", "PASS 18")
+    actions = [next(script), *(script.send(result) for result in results)]
+    one = ["run_tests", "read_file", "edit_line"]
+    assert [a.name for a in actions] == [*one, *one, "run_tests", "finish"]
+    assert [a.arguments["path"] for a in actions if a.arguments] == [first, first, second, second]
+    edited = {a.arguments["path"]: apply_line(task, a).encode() for a in actions if a.name == "edit_line"}
+    assert edited == task.solution_files()
+
+
+def test_an_edit_after_which_the_same_file_fails_is_undone(tmp_path: Path) -> None:
+    task = write_synthetic(draw_synthetic(1, split="sft", seed=5, two_bugs=1.0, workers=1)[0], tmp_path / "t")
+    name = next(iter(task.solution_files()))
+    script = line_script(task, random.Random(0), FLAWLESS.model_copy(update={"right_edit": 0.0}))
+    actions = [next(script), *(script.send(r) for r in (f"FAIL {name[:-3]}", "\n1def", "ok", f"FAIL {name[:-3]}"))]
+    assert [a.name for a in actions] == ["run_tests", "read_file", "edit_line", "run_tests", "undo"]
+
+
 def test_a_demonstration_may_decline_to_edit(synthetic_task: Task) -> None:
     script = line_script(synthetic_task, random.Random(0), FLAWLESS.model_copy(update={"decline": 1.0}))
     actions = [next(script), *(script.send(r) for r in ("FAIL x", "\n1def"))]

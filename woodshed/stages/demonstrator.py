@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import difflib
 import random
-from collections.abc import Collection, Generator
+from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from woodshed.policy.formats.verbs import RAW
@@ -54,13 +55,23 @@ class Fix:
 
 def fix_of(task: Task) -> Fix:
     """Return the fix of a task. Raises TaskError unless its solution changes exactly one existing file."""
+    fixes = fixes_of(task)
+    if len(fixes) != 1:
+        raise TaskError(f"{task.path}: the solution changes {[fix.path for fix in fixes]}; expected one file")
+    return fixes[0]
+
+
+def fixes_of(task: Task) -> list[Fix]:
+    """Return the fix of each file that the solution changes. Raises TaskError if it changes none, or adds one."""
     workspace, solution = task.workspace_files(), task.solution_files()
     changed = [p for p in sorted(solution) if solution[p] != workspace.get(p)]
-    if len(changed) != 1 or changed[0] not in workspace:
-        raise TaskError(f"{task.path}: the solution changes {changed or 'nothing'}; expected one existing file")
-    path = changed[0]
-    before = workspace[path].decode()
-    old, new = before.split("\n"), solution[path].decode().split("\n")
+    if not changed or not set(changed) <= set(workspace):
+        raise TaskError(f"{task.path}: the solution changes {changed or 'nothing'}; expected existing files")
+    return [_fix(path, workspace[path].decode(), solution[path].decode()) for path in changed]
+
+
+def _fix(path: str, before: str, after: str) -> Fix:
+    old, new = before.split("\n"), after.split("\n")
     blocks = [b for b in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes() if b[0] != "equal"]
     first, last = blocks[0], blocks[-1]
     i1, i2, j1, j2 = first[1], last[2], first[3], last[4]
@@ -111,12 +122,13 @@ def line_script(
     task: Task, rng: random.Random, settings: DemonstrationSettings, tools: Collection[str] = ("edit_line",)
 ) -> Script:
     """Script for synthetic tasks, with the tools ``read_file, undo, run_tests, finish`` and ``edit_line`` or
-    ``edit_words``."""
-    fix = fix_of(task)
+    ``edit_words``. Of several bugs, each is repaired when a test names its file."""
+    fixes = fixes_of(task)
+    tries = settings.max_edits * len(fixes)
     files = sorted(p for p in task.workspace_files() if p in set(task.info.submission))
+    fix = _named(fixes, (yield _TEST), fixes[0])
     others = [f for f in files if f != fix.path]
     wrong = mutations(fix.before)
-    yield _TEST
     if rng.random() < settings.invalid_call:
         yield _invalid(rng, files, fix, tools)
     if others and rng.random() < settings.wrong_file:
@@ -125,7 +137,7 @@ def line_script(
     if settings.decline and rng.random() < settings.decline:  # at 0 no number is drawn, so demonstrations do not change
         yield _FINISH
         return
-    for attempt in range(settings.max_edits):
+    for attempt in range(tries):
         if rng.random() < settings.invalid_call:
             yield _invalid(rng, files, fix, tools)
         if rng.random() < settings.right_edit or not wrong:
@@ -147,11 +159,19 @@ def line_script(
         result = yield _TEST
         if suite_passed(result) or rng.random() < settings.give_up:
             break
-        if attempt + 1 < settings.max_edits and rng.random() < settings.undo:
+        if (other := _named(fixes, result, fix)) is not fix:
+            fix, wrong = other, mutations(other.before)
+            yield from _view(fix.path, rng, settings)
+        elif attempt + 1 < tries and rng.random() < settings.undo:
             yield _UNDO
             if rng.random() < settings.reread:
                 yield from _view(fix.path, rng, settings)
     yield _FINISH
+
+
+def _named(fixes: Sequence[Fix], result: str, otherwise: Fix) -> Fix:
+    """Return the fix of the file that the test names as failing."""
+    return next((fix for fix in fixes if f"FAIL {Path(fix.path).stem}" in result.split("\n")), otherwise)
 
 
 def must_search(task: Task) -> bool:

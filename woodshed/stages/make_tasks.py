@@ -46,13 +46,13 @@ def make_synthetic(recipe: Recipe, run: RunDirectory) -> None:
         # These do not depend on the seed of the run, so that runs are compared on the same tasks.
         seed = settings.seed if split in ("dev", "heldout") else settings.seed + recipe.seed
         run.write_progress("tasks", done, total, f"drawing {count} {split} synthetic tasks")
-        specs = draw_synthetic(count, split=split, seed=seed)
+        specs = draw_synthetic(count, split=split, seed=seed, two_bugs=0.0 if split == "train" else settings.two_bugs)
         for number, spec in enumerate(specs):
             path = task_folder(run, "synthetic", split) / spec.name.split("/")[-1]
             task = write_synthetic(spec, path) if not (path / "task.toml").exists() else Task.load(path)
             done += 1
             if split == "heldout":
-                kinds[task.name] = task.info.kind
+                kinds[task.name] = "two bugs" if len(spec.bugs) > 1 else task.info.kind
             if done % 50 == 0:
                 run.write_progress("tasks", done, total, f"writing {split} synthetic tasks")
             if number < settings.checked:

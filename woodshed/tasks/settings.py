@@ -25,6 +25,10 @@ class SyntheticSettings(Settings):
     heldout: int = Field(default=128, ge=0)
     """Synthetic tasks that are only evaluated: all their functions have semantic keys that nothing else has."""
 
+    two_bugs: float = Field(default=0.0, ge=0, le=1)
+    """Share of the tasks of ``sft``, ``dev`` and ``heldout`` that have two bugs, in two files. Those of ``train`` have
+    one; ``rl.growth`` makes others."""
+
     seed: int = 0
     """Decides functions, names, inputs and bugs."""
 

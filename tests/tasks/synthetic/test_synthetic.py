@@ -125,6 +125,19 @@ def test_each_synthetic_task_has_one_killed_mutation(specs: list[SyntheticSpec])
         assert SyntheticSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
 
 
+def test_a_share_has_two_bugs_and_the_others_are_the_same(specs: list[SyntheticSpec]) -> None:
+    mixed = draw_synthetic(40, split="train", seed=11, two_bugs=0.4, workers=2)
+    two = [spec for spec in mixed if len(spec.bugs) == 2]
+    assert 8 < len(two) < 24
+    assert all(spec in two or spec == same for spec, same in zip(mixed, specs, strict=True))
+    for spec in two:
+        assert len({bug.module for bug in spec.bugs}) == 2
+        for bug in spec.bugs:
+            function = spec.functions[bug.module]
+            assert failing_cases(bug.mutation.source, function.name, function.cases) == bug.failing
+            assert bug.failing[0] < VISIBLE
+
+
 def test_mutants_that_loop_are_passed_over() -> None:
     function = draw_functions(1, 0, "train")[0]
     assert failing_cases(_LOOP.replace("NAME", function.name), function.name, function.cases) == ()

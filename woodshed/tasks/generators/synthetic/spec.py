@@ -33,7 +33,7 @@ class Bug:
 @dataclass(frozen=True)
 class SyntheticSpec:
     """Modules ``modules[i].py`` with one function each. ``bugs`` are in different modules and independent of each
-    other: one if the task is drawn before a run, several if it combines tasks."""
+    other: one or two if the task is drawn before a run, up to ``rl.growth.max_bugs`` if it is made during one."""
 
     name: str
     split: Split
@@ -77,19 +77,27 @@ TASKS_PER_WORKER = 32
 
 
 def draw_synthetic(
-    n: int, *, split: Split, seed: int, start: int = 0, workers: int | None = None
+    n: int, *, split: Split, seed: int, start: int = 0, two_bugs: float = 0.0, workers: int | None = None
 ) -> list[SyntheticSpec]:
     """Return the synthetic tasks number ``start`` to ``start + n - 1`` of (``split``, ``seed``).
 
-    Each has one mutation that a visible case kills. The result does not depend on ``workers`` (default: the CPUs this
-    process may use). Raises RuntimeError if a worker fails.
+    Each has one mutation that a visible case kills, and a share ``two_bugs`` of them a second one, in another module.
+    The result does not depend on ``workers`` (default: the CPUs this process may use). Raises RuntimeError if a worker
+    fails.
     """
     if n <= 0:
         return []
     available = workers or len(os.sched_getaffinity(0))
     count = max(1, min(available, -(-n // TASKS_PER_WORKER)))
     requests = [
-        {"split": split, "seed": seed, "start": start + worker, "stop": start + n, "step": count}
+        {
+            "split": split,
+            "seed": seed,
+            "start": start + worker,
+            "stop": start + n,
+            "step": count,
+            "two_bugs": two_bugs,
+        }
         for worker in range(count)
     ]
     found = dict(_drawn_by_workers(requests))

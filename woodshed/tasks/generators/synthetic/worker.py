@@ -33,20 +33,22 @@ class OutOfTime(BaseException):
     """Raised by the alarm. Not a subclass of Exception, so that no handler in a mutant catches it."""
 
 
-def build_synthetic(split: Split, seed: int, index: int) -> SyntheticSpec:
-    """Build task number ``index`` of a seed. It depends on the arguments only, not on the number of workers."""
+def build_synthetic(split: Split, seed: int, index: int, two_bugs: float = 0.0) -> SyntheticSpec:
+    """Build task number ``index`` of a seed, with two bugs in a share ``two_bugs`` of them. It depends on the arguments
+    only, not on the number of workers."""
     rng = random.Random(f"study:{split}:{seed}:{index}")
+    count = 2 if random.Random(f"bugs:{split}:{seed}:{index}").random() < two_bugs else 1
     modules = tuple(rng.sample(NOUNS, 3))
     while True:
         functions: list[SyntheticFunction] = []
         while len(functions) < len(modules):
             functions.append(_draw_another(functions, rng, split))
-        broken = rng.randrange(len(modules))
-        found = find_bug(functions[broken], rng)
-        if found is None or _shows_answer(functions, [bug := Bug(broken, *found)]):
+        places = [rng.randrange(len(modules))] if count == 1 else rng.sample(range(len(modules)), count)
+        bugs = [Bug(place, *found) for place in places if (found := find_bug(functions[place], rng))]
+        if len(bugs) < count or _shows_answer(functions, bugs):
             continue
         name = f"woodshed/synthetic-{split}-{seed}-{index:05d}"
-        return SyntheticSpec(name, split, seed, modules, tuple(functions), (bug,))
+        return SyntheticSpec(name, split, seed, modules, tuple(functions), tuple(bugs))
 
 
 def build_combined(split: Split, seed: int, name: str, kinds: Sequence[str]) -> SyntheticSpec:
@@ -157,7 +159,7 @@ def main() -> None:
         json.dump([0, build_combined(split, seed, request["name"], request["kinds"]).to_dict()], sys.stdout)
         return
     for index in range(request["start"], request["stop"], request["step"]):
-        json.dump([index, build_synthetic(split, seed, index).to_dict()], sys.stdout)
+        json.dump([index, build_synthetic(split, seed, index, request["two_bugs"]).to_dict()], sys.stdout)
         sys.stdout.write("\n")
 
 
