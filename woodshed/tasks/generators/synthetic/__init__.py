@@ -1,4 +1,4 @@
-"""Synthetic tasks: generated small repositories with one bug each, which a tiny policy can learn to repair.
+"""Synthetic tasks: generated small repositories with one bug or two, which a tiny policy can learn to repair.
 
 Harder ones, with several independent bugs, are made during a run (``rl/growth/``).
 
