@@ -18,8 +18,8 @@ Some arms need a base of their own:
   that a policy that must read it again cannot edit).
 - hints: a policy with a habit that they can correct (``learn.demonstrations.foreign_tool``), that learned to read them
   (``hinted``) and pays nothing for it (``rl.rewards={}``); ``broken_calls_priced`` is the price beside them.
-- ``growth``: a policy that can repair two bugs, since that is what the tasks it makes have, and held-out tasks with two
-  (``tasks.synthetic.two_bugs = 0.3``).
+- ``growth``: a policy that can repair two bugs, which the tasks that it makes have, and held-out tasks with two
+  (``tasks.synthetic.two_bugs = 0.5``, and ``learn.demonstrations.right_edit = 0.6`` so that enough demonstrations do).
 - ``declining_free``: one that sometimes does not edit at all (``learn.demonstrations.decline``).
 - ``replay_off``: a mixture of experts.
 """
@@ -66,7 +66,7 @@ ARMS: Mapping[str, tuple[str, ...]] = {
     "dynamic_sampling": ("rl.dynamic_sampling.enabled=true",),
     "probes": ("rl.probes=4",),
     "variance_order": ('rl.curriculum.order="variance"',),
-    "growth": ("rl.growth={make=2,easy=0.5}",),
+    "growth": ("rl.growth={make=6,easy=0.5}",),
     "effort": ("rl.rewards={invalid_call=0.05,effort=0.3}",),
     "effort_low": ("rl.rewards={invalid_call=0.05,effort=0.1}",),
     "forks": ('rl.algorithm="tree"', "rl.group_size=4", "rl.forks.count=2"),
