@@ -170,7 +170,7 @@ def line_script(
 
 
 def _named(fixes: Sequence[Fix], result: str, otherwise: Fix) -> Fix:
-    """Return the fix of the file that the test names as failing."""
+    """Return the fix of the file that the test names as failing; ``otherwise`` if it names none of theirs."""
     return next((fix for fix in fixes if f"FAIL {Path(fix.path).stem}" in result.split("\n")), otherwise)
 
 
