@@ -113,6 +113,11 @@ class Arm:
         solved = self.evaluation.pass1.mean
         return self.evaluation.effort["sampled_tokens"] / solved if solved else None
 
+    def _on_two_bugs(self) -> dict[str, float]:
+        after = _by_task(self.evaluation, best=False)
+        before, now = (float(np.mean([rates[task] for task in self.two_bugs])) for rates in (self.before, after))
+        return {"tasks": len(self.two_bugs), "pass1_before": before, "pass1": now}
+
     def detail(self) -> dict[str, Any]:
         e = self.evaluation
         return {
@@ -128,6 +133,7 @@ class Arm:
             "rl_minutes": self.minutes,
             "training": self.training,
             **({"summaries": self.summaries} if any(self.summaries.values()) else {}),
+            **({"two_bugs": self._on_two_bugs()} if self.two_bugs else {}),
         }
 
 
@@ -211,14 +217,18 @@ def _kinds(run: RunDirectory) -> dict[str, str]:
 
 def training_rollouts(store: TrajectoryStore) -> dict[str, Any]:
     """Return number and tokens of the training rollouts and, for each sixth of them in order of their start, the share
-    that is solved and the share with an invalid call."""
+    that is solved and the share with an invalid call; further how many tasks were made during the run and how many of
+    them were solved."""
     rows = store.rows("source = 'train'")
+    grown = [row for row in rows if "-grown-" in row["task"]]
     sixths = [part for part in np.array_split(np.arange(len(rows)), 6) if len(part)]
     return {
         "rollouts": len(rows),
         "sampled_tokens": sum(row["sampled_tokens"] for row in rows),
         "solved": [float(np.mean([bool(rows[i]["resolved"]) for i in part])) for part in sixths],
         "invalid_call": [float(np.mean([rows[i]["effort"]["invalid_calls"] > 0 for i in part])) for part in sixths],
+        "grown_tasks": len({row["task"] for row in grown}),
+        "grown_solved": len({row["task"] for row in grown if row["resolved"]}),
     }
 
 
@@ -417,9 +427,12 @@ def _compared(
         "effect_by_seed": {str(s): effect({s: arm[s]}, controls).mean for s in arm},
     }
     if two := next(iter(arm.values())).two_bugs:
-        of_two = effect(arm, controls, only=two)  # over tasks alone: the noise is that of the mean over all tasks
-        figures |= {f"{name}_two_bugs_effect": of_two.mean}
-        about["two_bugs"] = interval(of_two) | {"tasks": len(two)}
+        # Over tasks alone: the known noise between runs is that of the mean over all tasks.
+        one = set(control[next(iter(arm))].before) - two
+        about |= {
+            f"effect_on_{which}": interval(effect(arm, controls, only=of))
+            for which, of in (("one_bug", one), ("two_bugs", two))
+        }
     for which, tasks in thirds(control).items():
         tokens = ratio_of_sums(*(by_task(each, tasks, "sampled_tokens") for each in (arm, control)))
         figures[f"{name}_tokens_ratio_{which}"] = tokens.mean

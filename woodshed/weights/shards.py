@@ -65,8 +65,8 @@ class Shard:
 def is_dtensor(value: object) -> TypeGuard[DTensor]:
     """Return True for a DTensor. Its module takes a quarter of a process's start to import, so it is only looked at
     if something else has imported it."""
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(value, module.DTensor)
+    kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)  # none while it is being imported
+    return kind is not None and isinstance(value, kind)
 
 
 def shard_of(value: Tensor | NDArray | Shard) -> Shard:
