@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -82,7 +84,8 @@ def test_the_attempts_work_where_nothing_stops_them(attempt: str, tmp_path: Path
         return str(json.loads(done.stdout.splitlines()[-1])["said"])
 
     alone = use()
-    taking = subprocess.Popen([sys.executable, "-I", "-c", program("take", attempt)], cwd=tmp_path / "one")
+    command = [sys.executable, "-I", "-c", program("take", attempt)]
+    taking = subprocess.Popen(command, cwd=tmp_path / "one", start_new_session=True)
     try:
         while not (tmp_path / "one" / TAKEN).exists():
             assert taking.poll() is None
@@ -90,6 +93,8 @@ def test_the_attempts_work_where_nothing_stops_them(attempt: str, tmp_path: Path
     finally:
         (tmp_path / "one" / STOP).touch()
         assert taking.wait(60) == 0
+        with contextlib.suppress(ProcessLookupError):  # process_names leaves one, which the next use would see
+            os.killpg(taking.pid, signal.SIGKILL)
         for place in ("/dev/shm", "/tmp", "/var/tmp"):
             Path(f"{place}/woodshed-pair").unlink(missing_ok=True)
 
