@@ -5,7 +5,9 @@
 agent's only tool, a shell. It learns the shell from the text and the demonstrations of the laptop recipe, with each
 call written as the command that does the same (``sed`` for an edit). The demonstrations are run in boxes, and the
 output is shown as the agent shows it; to check this, the agent itself plays some of them again and must send the same
-tokens. The rest is an ordinary run with ``harness.program`` and this policy as ``policy.source``.
+tokens. The rest is an ordinary run with ``harness.program``, the policy that has read the text as ``policy.source``,
+and the demonstrations as ``learn.demonstrations.conversations``. As in the laptop recipe its final policy learns from
+them and from what RL solved.
 
 The agent is configured with a file, as its users do: short templates, because a tiny policy reads at most a thousand
 tokens, and a model class that calls the gateway with the requests library (the default one imports LiteLLM, which takes
@@ -35,6 +37,7 @@ from woodshed.policy.hf import Policy, load_policy, save_policy
 from woodshed.recipe.load import dump_recipe, load_recipe
 from woodshed.recipe.recipe import Recipe
 from woodshed.recipe.stages import DemonstrationSettings
+from woodshed.record.atomic import write_whole
 from woodshed.record.run_directory import RunDirectory
 from woodshed.record.task import Task
 from woodshed.rollout.attempts import suite_passed
@@ -117,7 +120,7 @@ def main() -> None:
     parser.add_argument("--base", type=Path, default=Path("runs/bench-laptop"))
     parser.add_argument("--work", type=Path, default=Path("runs/bench-foreign"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--demonstrations", type=int, default=1400)
     parser.add_argument("--out", type=Path, default=None, help="instead of results/foreign.json")
     args = parser.parse_args()
@@ -125,12 +128,13 @@ def main() -> None:
     seeds = []
     for seed in args.seeds:
         policy, out = args.work / f"policy{seed}", args.work / f"seed{seed}"
+        shown = args.work / f"shown{seed}.jsonl"
         if not policy.exists():
-            teach(RunDirectory((args.base / f"seed{seed}").absolute()), policy, args.demonstrations)
+            teach(RunDirectory((args.base / f"seed{seed}").absolute()), policy, shown, args.demonstrations)
         run = RunDirectory(out.absolute())
         if run.stage_result(stage_of(AFTER)) is None:
             recipe = args.work / f"seed{seed}.toml"
-            recipe.write_text(dump_recipe(recipe_of(args.base / f"seed{seed}/recipe.toml", policy, args.steps)))
+            recipe.write_text(dump_recipe(recipe_of(args.base / f"seed{seed}/recipe.toml", policy, shown, args.steps)))
             run_recipe(recipe, out)
         result = learned(run)
         seeds.append(result)
@@ -142,8 +146,9 @@ def main() -> None:
         write_result("foreign", figures, detail, args.out)
 
 
-def recipe_of(base: Path, policy: Path, steps: int) -> Recipe:
-    """Return the laptop recipe of ``base`` with the agent as harness and the policy made by ``teach``."""
+def recipe_of(base: Path, policy: Path, shown: Path, steps: int) -> Recipe:
+    """Return the laptop recipe of ``base`` with the agent as harness, the policy made by ``teach``, and the
+    conversations ``shown``."""
     laptop = load_recipe(base).model_dump()
     limits = {"turns": 12, "turn_tokens": 80, "sampled_tokens": 640, "context_tokens": 1280, "wall_seconds": 600.0}
     return Recipe.model_validate(
@@ -152,11 +157,15 @@ def recipe_of(base: Path, policy: Path, steps: int) -> Recipe:
             "name": "foreign",
             "policy": laptop["policy"] | {"source": str(policy.absolute())},
             "tasks": {"main": "synthetic", "synthetic": laptop["tasks"]["synthetic"] | {"sft": 0}},
-            "learn": {"demonstrations": {"episodes": 0}},
+            "learn": {
+                "demonstrations": {"episodes": 0, "conversations": (str(shown.absolute()),)},
+                "sft": laptop["learn"]["sft"] | {"max_tokens": limits["context_tokens"]},
+                "solved": {"after_rl": True},
+            },
             "harness": {"program": PROGRAM, "limits": limits},
             "rl": laptop["rl"] | {"steps": steps, "groups_per_step": 8, "concurrency": 16, "rewards": {}},
             "evaluate": {
-                "tasks": 64,
+                "tasks": 128,
                 "samples": 4,
                 "temperatures": (0.3, 0.6),
                 "dev_tasks": 64,
@@ -167,8 +176,9 @@ def recipe_of(base: Path, policy: Path, steps: int) -> Recipe:
     )
 
 
-def teach(base: RunDirectory, out: Path, episodes: int) -> None:
-    """Teach the pretrained policy of ``base`` the agent's shell; save the result in the folder ``out``."""
+def teach(base: RunDirectory, out: Path, shown: Path, episodes: int) -> None:
+    """Show the pretrained policy of ``base`` text with the agent's shell, and save it in the folder ``out``; write the
+    demonstrations to the file ``shown``."""
     recipe = load_recipe(base.recipe)
     tasks = load_split(base, "synthetic", "sft")
     policy = load_policy(base.policy("pretrain"))
@@ -176,30 +186,28 @@ def teach(base: RunDirectory, out: Path, episodes: int) -> None:
     print(f"{len(played)} of {episodes} demonstrations end on a passing test", flush=True)
     for number in sorted(played, key=lambda number: len(played[number][1]))[-CHECKED:]:
         check(tasks[number % len(tasks)], played[number][0], policy)
-    verified = [
-        Example(*render_conversation(messages, [BASH], policy.format, policy.tokenizer, weights))
-        for messages, weights in played.values()
-    ]
-    again, sft = recipe.learn.pretrain, recipe.learn.sft
-    for name, examples, batch, matrix, other, floor in (
-        ("text", text(recipe, policy), again.batch_tokens, again.matrix_lr / 2, again.other_lr / 2, again.final_lr),
-        ("demonstrations", verified, sft.batch_tokens, sft.matrix_lr, sft.other_lr, 0.0),
-    ):
-        train_on(
-            policy.decoder,
-            examples,
-            batch_tokens=batch,
-            epochs=1,
-            seed=recipe.seed + 1,
-            matrix_lr=matrix,
-            other_lr=other,
-            floor=floor,
-            metrics=out.parent / f"{out.name}-{name}.jsonl",
-            checkpoints=out.parent / f"{out.name}-{name}-checkpoints",
-            progress=lambda done, total, loss, name=name: print(f"{name} {done}/{total}, loss {loss:.3f}", flush=True),
-            progress_seconds=20.0,
-        )
-    save_policy(policy, out)
+    again = recipe.learn.pretrain
+    train_on(
+        policy.decoder,
+        text(recipe, policy),
+        batch_tokens=again.batch_tokens,
+        epochs=1,
+        seed=recipe.seed + 1,
+        matrix_lr=again.matrix_lr / 2,
+        other_lr=again.other_lr / 2,
+        floor=again.final_lr,
+        metrics=out.parent / f"{out.name}-text.jsonl",
+        checkpoints=out.parent / f"{out.name}-text-checkpoints",
+        progress=lambda done, total, loss: print(f"text {done}/{total}, loss {loss:.3f}", flush=True),
+        progress_seconds=20.0,
+    )
+    lines = []
+    for messages, weights in played.values():
+        each = iter(weights)
+        weighted = [m | {"weight": next(each)} if m["role"] == "assistant" else m for m in messages]
+        lines.append(json.dumps({"messages": weighted, "tools": [BASH]}, ensure_ascii=False) + "\n")
+    write_whole(shown, "".join(lines))
+    save_policy(policy, out)  # last: a policy that is there is whole, and so are its conversations
 
 
 def text(recipe: Recipe, policy: Policy) -> list[Example]:

@@ -51,7 +51,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """``-n auto``: one worker more than cores, because the tests of servers, boxes and clients wait half of the time."""
+    """Start one worker more than cores for ``-n auto``: tests of servers, boxes and clients wait half of the time."""
     return len(os.sched_getaffinity(0)) + 1
 
 

@@ -76,6 +76,13 @@ def test_no_prompt_is_trained_twice(earlier: RunDirectory, tmp_path: Path) -> No
     assert "--set seed=6" in refusal(going_on(second, 0), second), "the first run counts too"
 
 
+def test_conversations_that_would_not_be_learned_are_refused(earlier: RunDirectory) -> None:
+    given = "learn.demonstrations.conversations=['own.jsonl']"
+    assert "own.jsonl would not be learned from" in refusal(going_on(earlier, 1, given), earlier)
+    write_text(earlier.recipe, dump_recipe(load_recipe(earlier.recipe, [given])))
+    assert refusal(going_on(earlier, 1, given), earlier) == "", "the earlier run learned from it"
+
+
 def test_unfinished_runs_and_packages_are_refused(earlier: RunDirectory) -> None:
     packages = going_on(
         earlier, 1, 'tasks.main="packages"', 'harness.tools=["read_file", "edit_line", "grep", "finish"]'

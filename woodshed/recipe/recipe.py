@@ -111,7 +111,8 @@ class Recipe(Settings):
         if self.harness.program is not None and self.learn.demonstrations.episodes:
             raise ValueError(
                 "harness.program: demonstrations show our own agent at work, not the program; set "
-                "learn.demonstrations.episodes = 0 and start from a policy that can follow the program's prompts"
+                "learn.demonstrations.episodes = 0 and start from a policy that can follow the program's prompts, or "
+                "give conversations with the program as learn.demonstrations.conversations"
             )
         if self.learn.demonstrations.hinted and self.harness.summary.trigger_tokens:
             raise ValueError(
@@ -131,10 +132,10 @@ class Recipe(Settings):
                 f"learn.sft.max_tokens is {self.learn.sft.max_tokens}, and a policy from scratch takes contexts of at "
                 f"most policy.max_positions = {self.policy.max_positions}; lower the one or raise the other"
             )
-        if self.evaluate.baselines and not self.learn.demonstrations.episodes:
+        if self.evaluate.baselines and not self.learn.demonstrations.any:
             raise ValueError(
-                "evaluate.baselines compares RL with SFT, and learn.demonstrations.episodes is 0: raise it, or set "
-                "evaluate.baselines = false"
+                "evaluate.baselines compares RL with SFT, and learn.demonstrations.episodes is 0: raise it, give "
+                "learn.demonstrations.conversations, or set evaluate.baselines = false"
             )
         develop = {"synthetic": self.tasks.synthetic.dev, "custom": self.tasks.custom.dev}
         if len(self.evaluate.temperatures) > 1 and develop.get(self.tasks.family) == 0:

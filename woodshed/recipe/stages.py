@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -44,10 +45,13 @@ class PretrainSettings(Settings):
 
 
 class DemonstrationSettings(Settings):
-    """Scripted, imperfect demonstrations, executed in sandboxes through the harness."""
+    """Scripted, imperfect demonstrations, executed in sandboxes through the harness, and conversations of your own."""
 
     episodes: int = Field(default=5000, ge=0)
-    """Number of demonstrations."""
+    """Number of scripted demonstrations."""
+    conversations: tuple[Path, ...] = ()
+    """Files with conversations to learn from too, one on each line in the format of OpenAI's fine-tuning: ``messages``
+    (one of the assistant may have a ``weight``, by default 1) and ``tools``. They count as verified."""
     right_edit: float = Field(default=0.45, ge=0, le=1)
     """Chance that an attempt is the correct edit; otherwise it is a random mutation."""
     broken_edit: float = Field(default=0.35, ge=0, le=1)
@@ -85,6 +89,11 @@ class DemonstrationSettings(Settings):
     again."""
     concurrency: int = Field(default=16, ge=1)
     """Number of episodes at the same time."""
+
+    @property
+    def any(self) -> bool:
+        """Return whether there is anything to learn from in SFT."""
+        return bool(self.episodes or self.conversations)
 
 
 class SFTSettings(Settings):

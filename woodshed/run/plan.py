@@ -36,7 +36,7 @@ def plan(recipe: Recipe, run: RunDirectory) -> list[Stage]:
     threads = min(cores(), 4) if first_source(recipe) == "scratch" else cores()
     goes_on = _goes_on(recipe, run)
     stages, last = _taken_over(recipe, run) if goes_on else _supervised(recipe, run, main, threads)
-    drafts = recipe.learn.mtp.steps and recipe.learn.demonstrations.episodes
+    drafts = recipe.learn.mtp.steps and recipe.learn.demonstrations.any
     if drafts:
         stages.append(_simple(run, "mtp", "distil the draft (MTP) head", (last,), threads))
     before = ("mtp" if drafts else last, main, *(("packages",) if recipe.tasks.packages else ()))
@@ -61,9 +61,8 @@ def _supervised(recipe: Recipe, run: RunDirectory, main: str, threads: int) -> t
         stages.append(_simple(run, "convert", "prepare the pretrained policy", ()))
     if main == "tasks":
         stages.append(_simple(run, "tasks", "make and check tasks", ()))
-    demos = [_simple(run, "demos", "run demonstrations in sandboxes", (main, start))]
-    if not recipe.learn.demonstrations.episodes:
-        demos = []
+    title = "run demonstrations in sandboxes" if recipe.learn.demonstrations.episodes else "read conversations"
+    demos = [_simple(run, "demos", title, (main, start))] if recipe.learn.demonstrations.any else []
     needs = ("pretrain" if scratch else "convert", *(stage.name for stage in demos))
     packages = _packages(recipe, run)
     stages += [*packages, *demos] if main == "packages" else [*demos, *packages]
@@ -115,7 +114,7 @@ def _baselines(recipe: Recipe, run: RunDirectory, threads: int) -> list[Stage]:
     ]
     return [
         *alone,
-        *([] if _goes_on(recipe, run) else other),
+        *(other if recipe.learn.demonstrations.episodes and not _goes_on(recipe, run) else []),
         _served(recipe, run, "sample", "sample RL's tasks without RL", (AFTER,), "sft"),
         _simple(run, REJECTION, f"baseline: {title[REJECTION]}", ("sample",), threads),
         evaluated(REJECTION, title[REJECTION]),

@@ -30,6 +30,7 @@ from woodshed.record.task import TaskError
 from woodshed.sandbox.protocol import SandboxError
 from woodshed.stages.adopt import refusal
 from woodshed.stages.boxes import check_boxes, layer_store
+from woodshed.stages.conversations import ConversationError, read_conversations
 from woodshed.stages.demonstrator import must_search
 from woodshed.stages.failures import disk_problem
 from woodshed.stages.tasks import built_tasks, settle_key
@@ -169,8 +170,8 @@ def check_machine(recipe: Recipe, run: RunDirectory) -> None:
         pass  # everything needed from the earlier run was already taken over
     elif (earlier := earlier_run(recipe)) is not None:
         _check_earlier(recipe, earlier)
-    elif recipe.policy.source not in ("scratch", "smollm2"):
-        _check_policy(Path(recipe.policy.source))
+    elif run.stage_result("sft") is None:
+        _check_given(recipe)
     if recipe.policy.device == "cuda":
         from woodshed.policy.device import resolve  # imports torch, which takes a second
 
@@ -264,6 +265,17 @@ def _check_earlier(recipe: Recipe, earlier: RunDirectory) -> None:
         raise RunError(f"policy.source: {error}") from None
     if problem:
         raise RunError(problem)
+
+
+def _check_given(recipe: Recipe) -> None:
+    """Raise RunError unless the policy and the conversations to start from can be read."""
+    if recipe.policy.source not in ("scratch", "smollm2"):
+        _check_policy(Path(recipe.policy.source))
+    try:
+        for _ in read_conversations(recipe.learn.demonstrations.conversations):
+            pass
+    except ConversationError as error:
+        raise RunError(f"learn.demonstrations.conversations: {error}") from None
 
 
 def _check_policy(source: Path) -> None:

@@ -49,7 +49,14 @@ def refusal(recipe: Recipe, earlier: RunDirectory) -> str:
             f'policy.source: {earlier.root} is a run, and tasks.main is "packages": its prompts would be trained '
             "twice; use tasks that are drawn by seed"
         )
-    used, own = _seeds(load_recipe(earlier.recipe), earlier), _seed_of_tasks(recipe)
+    before = load_recipe(earlier.recipe)
+    theirs = before.learn.demonstrations.conversations
+    if more := [path for path in recipe.learn.demonstrations.conversations if path not in theirs]:
+        return (
+            f"learn.demonstrations.conversations: {more[0]} would not be learned from: a run that goes on from "
+            f"{earlier.root} does no SFT before RL; leave it out, or start from {earlier.policy('final')}"
+        )
+    used, own = _seeds(before, earlier), _seed_of_tasks(recipe)
     if own in used:
         return (
             f"seed {recipe.seed} drew the tasks of {earlier.root} or of a run before it, and a prompt is never trained "

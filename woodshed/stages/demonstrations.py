@@ -27,6 +27,7 @@ from woodshed.sandbox.services import create_box
 from woodshed.sandbox.taskbox import agent_box_spec
 
 from .boxes import backend_of, layer_store
+from .conversations import ConversationError, render_conversations
 from .demonstrator import line_script, package_script
 from .examples import Example, save_examples
 from .failures import StageFailed
@@ -43,7 +44,8 @@ def demonstrate(recipe: Recipe, run: RunDirectory) -> None:
     scratch = recipe.policy.source == "scratch"
     tokenizer = Tokenizer.load((run.corpus if scratch else run.policy("pretrain")) / "tokenizer.json")
     chat = chat_format(recipe.policy, run)
-    demonstrations = uvloop.run(_play(recipe, run, _counter(chat, tokenizer)))
+    settings, limit = recipe.learn.demonstrations, recipe.learn.sft.max_tokens
+    demonstrations = uvloop.run(_play(recipe, run, _counter(chat, tokenizer))) if settings.episodes else []
     tools = ToolRegistry(recipe.harness.tools, recipe.harness).schemas()
     summary = recipe.harness.summary
     examples, verified = [], []
@@ -52,16 +54,24 @@ def demonstrate(recipe: Recipe, run: RunDirectory) -> None:
         parts = contexts(played["messages"], played["weights"], summary.request if summary.trigger_tokens else "")
         summaries += len(parts) - 1
         rendered = [render_conversation(part, tools, chat, tokenizer, weights) for part, weights in parts]
-        cut = recipe.learn.sft.max_tokens
-        examples += [Example(tokens[:cut], own[:cut]) for tokens, own in rendered]
+        examples += [Example(tokens[:limit], own[:limit]) for tokens, own in rendered]
         if played["resolved"] and ends_tested(played["messages"]):
             verified += examples[-len(parts) :]
-    hinted = _hinted(recipe, run, demonstrations, chat, tokenizer) if recipe.learn.demonstrations.hinted else []
-    save_examples(run.examples(), [*examples, *hinted])
-    save_examples(run.examples(verified=True), [*verified, *hinted])
+    hinted = _hinted(recipe, run, demonstrations, chat, tokenizer) if settings.hinted else []
+    try:
+        given, cut = render_conversations(settings.conversations, chat, tokenizer, limit)
+    except ConversationError as error:
+        raise StageFailed(f"learn.demonstrations.conversations: {error}") from None
+    run.demonstrations.mkdir(exist_ok=True)
+    save_examples(run.examples(), [*examples, *hinted, *given])
+    save_examples(run.examples(verified=True), [*verified, *hinted, *given])
     total = sum(len(e.tokens) for e in examples)
     share = _solved(demonstrations)
-    note = f"{len(demonstrations)} episodes, {total / 1e6:.2f}M tokens, {share:.0%} solved, {len(verified)} verified"
+    notes = [f"{len(demonstrations)} episodes, {total / 1e6:.2f}M tokens, {share:.0%} solved, {len(verified)} verified"]
+    if given:
+        own = sum(len(e.tokens) for e in given)
+        notes = notes if settings.episodes else []
+        notes.append(f"{len(given)} conversations, {own / 1e6:.2f}M tokens, {cut} of them cut")
     run.write_result_of(
         "demos",
         {
@@ -71,7 +81,9 @@ def demonstrate(recipe: Recipe, run: RunDirectory) -> None:
             "solved": share,
             "verified": len(verified),
             "hinted": len(hinted),
-            "note": note,
+            "conversations": len(given),
+            "cut": cut,
+            "note": "; ".join(notes),
         },
     )
 

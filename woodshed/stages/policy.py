@@ -73,7 +73,7 @@ def convert(recipe: Recipe, run: RunDirectory) -> None:
 
 
 def fine_tune(recipe: Recipe, run: RunDirectory) -> None:
-    if not recipe.learn.demonstrations.episodes:
+    if not recipe.learn.demonstrations.any:
         save_policy(load_policy(run.policy("pretrain")), run.policy("sft"))
         run.write_result_of("sft", {"note": "no demonstrations: the policy as it is"})
         return
@@ -89,14 +89,14 @@ def fine_tune_on(
     result: str | None = None,
     version: int = 0,
 ) -> None:
-    """SFT of the pretrained policy on ``examples``, as the stage ``name``. Raises StageFailed without examples.
+    """SFT of the pretrained policy on ``examples``, as the stage ``name``. Raises StageFailed if these teach nothing.
 
     The policy is saved as ``policy/RESULT`` (``result``, by default ``name``) with the version number ``version``.
     """
-    if not examples:
+    if not any(example.weights.any() for example in examples):
         raise StageFailed(
-            f"{name}: no example to learn from; raise learn.demonstrations.episodes, or set learn.sft.verified = false "
-            "where no demonstration ends on a passing test"
+            f"{name}: no example to learn from; raise learn.demonstrations.episodes, set learn.sft.verified = false "
+            "where no demonstration ends on a passing test, or raise learn.sft.max_tokens where all replies are cut off"
         )
     policy = load_policy(run.policy("pretrain"), device=device_of(recipe), dtype=torch.float32)
     settings = recipe.learn.sft
