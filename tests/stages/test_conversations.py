@@ -69,6 +69,13 @@ def test_arguments_may_be_an_object_and_lines_empty(tmp_path: Path) -> None:
     np.testing.assert_array_equal(one.tokens, two.tokens)
 
 
+def test_progress_is_told(tmp_path: Path) -> None:
+    path = file(tmp_path / "own.jsonl", *({"messages": MESSAGES},) * 1001)
+    told: list[int] = []
+    render_conversations([path], get_format("hermes"), TOKENIZERS["hermes"], 10_000, told.append)
+    assert told == [500, 1000]
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [

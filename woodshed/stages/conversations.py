@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,11 +49,18 @@ def read_conversations(paths: Iterable[Path]) -> Iterator[Conversation]:
 
 
 def render_conversations(
-    paths: Iterable[Path], chat: ChatFormat, tokenizer: Tokenizer, max_tokens: int
+    paths: Iterable[Path],
+    chat: ChatFormat,
+    tokenizer: Tokenizer,
+    max_tokens: int,
+    progress: Callable[[int], None] = lambda _: None,
 ) -> tuple[list[Example], int]:
-    """Return the conversations of the files as examples of at most ``max_tokens`` tokens, and how many were cut. Raises
-    ConversationError."""
-    examples, cut = [], 0
+    """Return the conversations of the files as examples of at most ``max_tokens`` tokens, and how many were cut.
+
+    ``progress`` is told the number of those that are done. Raises ConversationError.
+    """
+    examples: list[Example] = []
+    cut = 0
     for each in read_conversations(paths):
         try:
             tokens, own = render_conversation(each.messages, each.tools, chat, tokenizer, each.weights)
@@ -61,6 +68,8 @@ def render_conversations(
             raise ConversationError(f"{each.where}: {error}") from None
         cut += len(tokens) > max_tokens
         examples.append(Example(tokens[:max_tokens], own[:max_tokens]))
+        if len(examples) % 500 == 0:
+            progress(len(examples))
     return examples, cut
 
 

@@ -58,8 +58,12 @@ def demonstrate(recipe: Recipe, run: RunDirectory) -> None:
         if played["resolved"] and ends_tested(played["messages"]):
             verified += examples[-len(parts) :]
     hinted = _hinted(recipe, run, demonstrations, chat, tokenizer) if settings.hinted else []
+
+    def report(done: int) -> None:
+        run.write_progress("demos", 0, 0, f"{done} conversations read")
+
     try:
-        given, cut = render_conversations(settings.conversations, chat, tokenizer, limit)
+        given, cut = render_conversations(settings.conversations, chat, tokenizer, limit, report)
     except ConversationError as error:
         raise StageFailed(f"learn.demonstrations.conversations: {error}") from None
     run.demonstrations.mkdir(exist_ok=True)
