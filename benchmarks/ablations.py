@@ -235,7 +235,7 @@ def training_rollouts(store: TrajectoryStore) -> dict[str, Any]:
 def training_steps(run: RunDirectory) -> dict[str, Any]:
     """Return, for each sixth of the steps, the rate per rollout of each error that a hint could name, the share of
     rollouts with an edit, and the minutes from the first step to its end; further the step at which each alarm first
-    fired, and means over the steps of |dlogp|, k3 and the shares of router replay."""
+    fired, and means over the steps of |dlogp|, k3, the masked share and the shares of router replay."""
     lines = {line["step"]: line for line in read_jsonl(run.stage_metrics("rollouts"))}
     sixths = [part for part in np.array_split([lines[step] for step in sorted(lines)], 6) if len(part)]
     errors = sorted({name for line in lines.values() for name in line["hints"]["rate"]})
@@ -244,7 +244,15 @@ def training_steps(run: RunDirectory) -> dict[str, Any]:
         return [float(np.mean([value(line) for line in part])) for part in sixths]
 
     trainer = {line["step"]: line for line in read_jsonl(run.stage_metrics("trainer"))}
-    watched = ("dlogp_mean", "dlogp_p99", "dlogp_max", "k3", "replay_differs_share", "replay_refused_share")
+    watched = (
+        "dlogp_mean",
+        "dlogp_p99",
+        "dlogp_max",
+        "k3",
+        "masked_share",
+        "replay_differs_share",
+        "replay_refused_share",
+    )
     alarms: dict[str, int] = {}
     for line in read_jsonl(run.stage_metrics("alarms")):
         alarms.setdefault(line["alarm"], line["step"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,7 @@ def test_progress_is_told(tmp_path: Path) -> None:
     ("row", "message"),
     [
         ("{", r"own\.jsonl:2: not JSON"),
+        ("[" * 100_000, r"own\.jsonl:2: not JSON"),
         ([1], r"own\.jsonl:2: has no list of messages"),
         ({"messages": []}, r"own\.jsonl:2: has no list of messages"),
         ({"messages": [{"role": "bot", "content": "x"}]}, r"messages\[0\]: needs a role, one of system, .*tool"),
@@ -106,7 +108,8 @@ def test_what_is_wrong_is_named(tmp_path: Path, row: Any, message: str) -> None:
     ("made", "message"),
     [
         (lambda path: None, "cannot be read: No such file"),
-        (lambda path: path.mkdir(), "cannot be read: Is a directory"),
+        (lambda path: path.mkdir(), "is no file"),
+        (os.mkfifo, "is no file; it is read twice, so it cannot be a pipe"),
         (lambda path: path.write_text(""), "is empty; it should have one conversation on each line"),
         (lambda path: path.write_text("\n\n"), "is empty"),
         (lambda path: path.write_bytes(b'{"messages": "\xff'), ":1: not JSON: 'utf-8' codec"),
@@ -117,8 +120,11 @@ def test_a_file_that_is_none_is_named_before_a_run_starts(
 ) -> None:
     made(path := tmp_path / "own.jsonl")
     recipe = load_recipe(LAPTOP, [f"learn.demonstrations.conversations=['{path}']"])
+    run = RunDirectory(tmp_path / "run")
     with pytest.raises(RunError, match=rf"^learn\.demonstrations\.conversations: .*own\.jsonl.*{message}"):
-        check_machine(recipe, RunDirectory(tmp_path / "run"))
+        check_machine(recipe, run)
+    run.finish_stage("demos", {"conversations": 1})
+    check_machine(recipe, run)  # they were read already
 
 
 def test_a_run_learns_from_them_alone(tmp_path: Path) -> None:

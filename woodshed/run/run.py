@@ -171,7 +171,7 @@ def check_machine(recipe: Recipe, run: RunDirectory) -> None:
     elif (earlier := earlier_run(recipe)) is not None:
         _check_earlier(recipe, earlier)
     elif run.stage_result("sft") is None:
-        _check_given(recipe)
+        _check_given(recipe, run)
     if recipe.policy.device == "cuda":
         from woodshed.policy.device import resolve  # imports torch, which takes a second
 
@@ -267,12 +267,12 @@ def _check_earlier(recipe: Recipe, earlier: RunDirectory) -> None:
         raise RunError(problem)
 
 
-def _check_given(recipe: Recipe) -> None:
-    """Raise RunError unless the policy and the conversations to start from can be read."""
+def _check_given(recipe: Recipe, run: RunDirectory) -> None:
+    """Raise RunError unless the policy and the conversations to start from can be read, if they still have to be."""
     if recipe.policy.source not in ("scratch", "smollm2"):
         _check_policy(Path(recipe.policy.source))
     try:
-        for _ in read_conversations(recipe.learn.demonstrations.conversations):
+        for _ in read_conversations(recipe.learn.demonstrations.conversations if not run.stage_result("demos") else ()):
             pass
     except ConversationError as error:
         raise RunError(f"learn.demonstrations.conversations: {error}") from None

@@ -36,6 +36,8 @@ def read_conversations(paths: Iterable[Path]) -> Iterator[Conversation]:
     """Yield the conversations of the files in their order. Raises ConversationError."""
     for path in paths:
         found = False
+        if path.exists() and not path.is_file():
+            raise ConversationError(f"{path}: is no file; it is read twice, so it cannot be a pipe or a device")
         try:
             with path.open("rb") as lines:
                 for number, line in enumerate(lines, 1):
@@ -76,7 +78,7 @@ def render_conversations(
 def _conversation(line: bytes, where: str) -> Conversation:
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConversationError(f"{where}: not JSON: {error}") from None
     given, tools = (row.get("messages"), row.get("tools")) if isinstance(row, dict) else (None, None)
     tools = [] if tools is None else tools
