@@ -7,13 +7,16 @@ import json
 import re
 import shlex
 import tomllib
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer.main
+from pydantic import ValidationError
 
 from woodshed.cli.main import app
+from woodshed.recipe.load import builtin_names, load_recipe
 from woodshed.recipe.recipe import Recipe
 from woodshed.record.overrides import fields_at
 
@@ -146,6 +149,62 @@ def check_command(words: list[str], line: str) -> None:
     options = [word.partition("=")[0] for word in words if word.startswith("--") and word != "--"]
     unknown = set(options) - known - {"--help"}
     assert not unknown, f"{line}: no option {', '.join(sorted(unknown))}"
+
+
+BASES = [tomllib.loads((ROOT / "recipes" / f"{name}.toml").read_text("utf-8")) for name in ("laptop", "smollm2")]
+
+
+@pages
+def test_parts_of_recipes_are_valid(page: Path) -> None:
+    """Each block fits into one of the built-in recipes, apart from code of the reader's own."""
+    for block in re.findall(r"^```toml\n(.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL):
+        part = tomllib.loads(block)
+        if "metadata" not in part:  # of a task
+            problems = [problem_of(merged(base, part)) for base in BASES]
+            assert "" in problems, f"{block}{problems}"
+
+
+def merged(base: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
+    both = {key: merged(base[key], part[key]) for key in base if isinstance(base[key], dict) and key in part}
+    return {**base, **part, **both}
+
+
+def problem_of(recipe: dict[str, Any]) -> str:
+    """Return why the recipe is refused; '' if it is not, or only because it names a module that is not here."""
+    try:
+        Recipe.model_validate(recipe)
+    except ValidationError as error:
+        said = [f"{e['loc']}: {e['msg']}" for e in error.errors() if "No module named 'my_" not in e["msg"]]
+        return "; ".join(said)
+    return ""
+
+
+@pages
+def test_runs_of_built_in_recipes_are_valid(page: Path) -> None:
+    text = page.read_text("utf-8").replace("\\\n", " ")
+    for words in map(shlex.split, re.findall(r"(?<=woodshed run )[a-z0-9]+ --[^`#\n]*", text)):
+        if words[0] in builtin_names():
+            load_recipe(words[0], [word for option, word in pairwise(words) if option == "--set"])
+
+
+def test_the_help_of_run_names_every_built_in_recipe() -> None:
+    argument = typer.main.get_command(app).commands["run"].params[0]  # type: ignore[attr-defined]
+    assert ", ".join(builtin_names()) in argument.help
+
+
+def test_every_result_is_described_and_in_the_tables() -> None:
+    described, mark, tables = (ROOT / "docs" / "measured.md").read_text("utf-8").partition("<!-- below this line")
+    assert mark
+    for path in RESULTS:
+        assert f"\n| `{path.stem}` | " in described, f"{path.stem}: say in docs/measured.md what it compares"
+        section = tables.partition(f"\n## {path.stem}\n")[2].partition("\n## ")[0]
+        figures = re.findall(r"^\| ([\w.]+) \| (.*) \|$", section, re.MULTILINE)[1:]
+        result = json.loads(path.read_text("utf-8"))["figures"]
+        shown = {
+            name: "not measured" if v is None else f"{v:.4g}" if isinstance(v, float) else str(v)
+            for name, v in result.items()
+        }
+        assert dict(figures) == shown, f"{path.stem}: run benchmarks/table.py"
 
 
 RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))

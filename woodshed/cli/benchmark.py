@@ -80,7 +80,7 @@ def build(
     A commit that a recorded session wrote gets the user's own first message as query; others get the title of their
     commit or merge. If interrupted, the same command continues. Tasks are locked in OUT/benchmark.lock.
 
-        woodshed benchmark build ~/src/mine --out my-bench --trajectories runs/serve/trajectories
+        woodshed benchmark build ~/src/mine --out my-bench --trajectories serve/sessions
     """
     from woodshed.evaluate.builder.build import build_benchmark
     from woodshed.evaluate.builder.settings import BenchmarkSettings

@@ -45,7 +45,7 @@ def run(
     recipe: Annotated[
         Path,
         typer.Argument(
-            help="Name of a built-in recipe (laptop, smoke, smollm2), a file, or a run directory to continue",
+            help="Name of a built-in recipe (evening, laptop, smoke, smollm2), a file, or a run directory to continue",
             readable=False,
         ),
     ],
@@ -140,7 +140,7 @@ def serve(
         --set engine.dtype=bfloat16       number format of weights and cache
         --set engine.speculate=off        no speculative decoding
 
-    Temperature, top_p, top_k, min_p, seed and logit_bias come with each request, or with the key (terms). So do
+    Temperature, top_p, top_k, min_p, seed and logit_bias come with each request, or with the key (limits). So do
     presence_penalty, frequency_penalty and repetition_penalty, which trajectories for training (source train) refuse.
 
     A single engine is part of the server. Several engines are programs of their own, with the same admin key:
@@ -260,7 +260,7 @@ def exploits(
     and bytecode, exit early, forge results, search for the solution, exhaust the box. Each is then graded as usual. Two
     controls show whether the grader works at all: the honest fix (solution/) must be rewarded, doing nothing must not.
 
-    Try it on tasks of a run:  woodshed exploits runs/laptop/tasks/synthetic-heldout/0
+    Try it on tasks of a run:  woodshed exploits runs/laptop/tasks/synthetic-heldout/synthetic-heldout-0-00000
 
     Only one kind, as data:  woodshed exploits my-task --only leak --json matrix.json
 
@@ -284,7 +284,7 @@ def monitors(
     """Show what looked like reward hacking in a run: tampered tests, looked-up solutions, special-cased answers, ...
 
     Monitors flag and count. The recipe sets what a finding causes in training: flag (nothing), quarantine (the rollout
-    is left out), fail (its outcome counts as failed), off:
+    is left out), fail (all that the episode was paid is taken back), off:
 
         woodshed run laptop --set rl.monitors.special_casing=quarantine
     """
@@ -309,7 +309,7 @@ def probe(
         ),
     ] = None,
     attack: Annotated[
-        bool, typer.Option("--attack", help="Also try about fifty ways out of a box on every backend that works.")
+        bool, typer.Option("--attack", help="Also try 49 to 65 ways out of a box on every backend that works.")
     ] = False,
 ) -> None:
     """Report what this machine supports: sandbox backends (with reasons if not), enforced limits, GPU."""
