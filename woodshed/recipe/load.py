@@ -69,6 +69,13 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
         raise RecipeError("\n".join(_explain(path, text, origin, e) for e in error.errors())) from None
 
 
+def recipe_of(run: RunDirectory) -> Recipe:
+    """Return the recipe of a run. Raises RecipeError, also if the folder is not a run directory."""
+    if not run.recipe.is_file():
+        raise RecipeError(f"{run.root} is not a run directory (it has no recipe.toml)")
+    return load_recipe(run.recipe)
+
+
 def earlier_run(recipe: Recipe) -> RunDirectory | None:
     """Return the run that this recipe goes on from, if ``policy.source`` is a run directory, else None."""
     if recipe.policy.source in ("scratch", "smollm2"):

@@ -17,7 +17,7 @@ from woodshed.grading.verify import grade, submission_from
 from woodshed.harness.endpoint import HttpEndpoint
 from woodshed.harness.errors import EndpointLost
 from woodshed.harness.terminal import agent_main
-from woodshed.recipe.load import RecipeError, load_recipe
+from woodshed.recipe.load import RecipeError, recipe_of
 from woodshed.recipe.recipe import Recipe
 from woodshed.record.run_directory import DirectoryError, RunDirectory
 from woodshed.record.task import Task, TaskError
@@ -49,7 +49,7 @@ def drive(
     run = RunDirectory(root.absolute())
     console = Console()
     try:
-        recipe = load_recipe(run.recipe)
+        recipe = recipe_of(run)
         if (program := recipe.harness.program) is not None and endpoint is None:
             raise AgentError(
                 f"the agent of this run is another program ({program.command.split()[0]}): serve the policy with "

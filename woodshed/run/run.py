@@ -21,7 +21,7 @@ from woodshed.cluster.supervisor import ProgramFailed, Supervisor
 from woodshed.evaluate.arms import ADOPT
 from woodshed.monitors.judge import JudgeError, judge_key
 from woodshed.policy.config import ConfigError, DecoderConfig
-from woodshed.recipe.load import RecipeError, dump_recipe, earlier_run, load_recipe
+from woodshed.recipe.load import RecipeError, dump_recipe, earlier_run, load_recipe, recipe_of
 from woodshed.recipe.recipe import Recipe
 from woodshed.recipe.rounds import rounds_of
 from woodshed.record.cache import cache_directory
@@ -351,6 +351,6 @@ def write_report(root: Path, console: Console) -> None:
 
     try:
         run = RunDirectory(root.absolute())
-        build_report(run, console, expected_curves(load_recipe(run.recipe)))
+        build_report(run, console, expected_curves(recipe_of(run)))
     except (ReportError, DirectoryError, ExpectedError, RecipeError) as error:
         raise RunError(str(error)) from None
