@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.gateway.parts import TOKENIZERS
-from tests.rl.hints.episodes import Call, scripted
+from tests.rl.hints.episodes import Call, forked, scripted
 from woodshed.policy.config import DecoderConfig
 from woodshed.policy.decoder import Decoder
 from woodshed.policy.formats import get_format
@@ -54,6 +54,13 @@ def test_rejected_calls_of_a_solved_rollout_are_not_learned() -> None:
     whole = weights_of(run, 1.0)
     for segment, each in zip(run.segments, whole, strict=True):
         np.testing.assert_array_equal(each > 0, segment.sampled)
+
+
+def test_rejected_calls_of_a_fork_are_not_learned() -> None:
+    """Its first reply is repeated from the root."""
+    run = forked(scripted(*SCRIPT), 1)
+    learnt = learned_text(run, weights_of(run, 0.0), 1.0)
+    assert "return x\\n" in learnt and "return y" not in learnt and "read_file" not in learnt
 
 
 def test_all_sampled_tokens_count_where_calls_cannot_be_told_apart() -> None:

@@ -14,7 +14,7 @@ from woodshed.recipe.rounds import round_of
 from woodshed.record.run_directory import RunDirectory
 from woodshed.record.store import TrajectoryStore
 from woodshed.record.trajectory import Trajectory
-from woodshed.rl.hints.replies import Unplaced, places_of, replies_of
+from woodshed.rl.hints.replies import Unplaced, places_of, repeated, replies_of
 from woodshed.rollout.attempts import wasted_calls
 
 from .baselines import SAMPLE
@@ -90,7 +90,7 @@ def weights_of(trajectory: Trajectory, wasted: float) -> list[NDArray[np.float32
     except Unplaced:
         return weights
     calls = wasted_calls(trajectory.events)
-    for reply, place in zip(replies, places, strict=True):
+    for reply, place in zip(replies[repeated(trajectory) :], places, strict=True):
         if reply.events and calls.issuperset(reply.events):
             weights[place.segment][place.start : place.end] *= wasted
     return weights

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 
 from tests.gateway.parts import ADMIN, TOKENIZERS, ScriptedEngine
 from tests.harness.conftest import call
@@ -22,7 +24,8 @@ from woodshed.harness.settings import HarnessSettings
 from woodshed.policy.formats import get_format
 from woodshed.policy.tokenizer import Tokenizer
 from woodshed.record.task import Task, TaskInfo
-from woodshed.record.trajectory import Trajectory
+from woodshed.record.trajectory import Fork, Trajectory
+from woodshed.rl.hints.replies import places_of
 
 FILES = {
     "ridge.py": b"def f(x):\n    return x\n",
@@ -53,6 +56,20 @@ def scripted(
     tokens = [said(reply, settings, format) for reply in replies]
     engine = ScriptedEngine(lambda _: tokens[min(len(engine.calls), len(tokens) - 1)])
     return episode(engine, format, TOKENIZERS[format], settings, name=name)
+
+
+def forked(parent: Trajectory, replies: int) -> Trajectory:
+    """A fork of an episode of one context, after its first ``replies`` replies, that goes on like its parent."""
+    (whole,) = parent.segments
+    tokens = places_of(parent)[replies].begin
+    own = whole.sampled & (np.arange(len(whole)) >= tokens)
+    segment = replace(
+        whole,
+        sampled=own,
+        logprobs=np.where(own, whole.logprobs, 0).astype(np.float32),
+        versions=np.where(own, whole.versions, -1).astype(np.int32),
+    )
+    return replace(parent, id=f"{parent.id}.f0", segments=[segment], fork=Fork(parent.id, replies, 0, tokens))
 
 
 def episode(

@@ -33,7 +33,7 @@ from woodshed.train.worker import Worker, batch_path
 from woodshed.train.worker_config import WorkerConfig
 from woodshed.weights.settings import WeightSettings
 
-from .episodes import HERMES, TASKS, Call, episode, scripted
+from .episodes import HERMES, TASKS, Call, episode, forked, scripted
 
 DEFAULT = load_algorithm("mean_baseline", budget=10)
 SCRIPT: tuple[list[Call], ...] = (
@@ -171,6 +171,17 @@ def test_who_gets_hints() -> None:
     short.max_positions = int(whole.hinted.lengths.max()) - 1
     batch, stats = built(group_of(1.0, 0.0), short)
     assert stats.hints.too_long == 2 and stats.hints.messages == 2, "the later message is too long with its hint"
+
+
+def test_a_fork_gets_hints_for_its_own_replies_only() -> None:
+    """The second reply, an unknown tool, is repeated from the root; the third, an invalid call, is the fork's own."""
+    root = scripted(*SCRIPT)
+    ours, theirs = HintStats(), HintStats()
+    (own,), (whole,) = hinter().mark(forked(root, 2), ours), hinter().mark(root, theirs)
+    assert (ours.unplaced, ours.messages, ours.found["unknown_tool"]) == (0, 1, 0)
+    assert ours.found["invalid_arguments"] == theirs.found["invalid_arguments"] == theirs.found["unknown_tool"] == 1
+    assert (own[0].start, own[0].end) == (whole[1].start, whole[1].end)
+    np.testing.assert_array_equal(own[0].context, whole[1].context)
 
 
 SETTINGS = HarnessSettings(

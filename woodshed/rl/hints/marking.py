@@ -19,7 +19,7 @@ from woodshed.record.task import Task
 from woodshed.record.trajectory import Trajectory
 from woodshed.train.hinted import HintedMessage
 
-from .replies import Reply, Unplaced, places_of, replies_of
+from .replies import Reply, Unplaced, places_of, repeated, replies_of
 from .settings import HintSettings
 from .triggers import SeenEpisode, load_trigger
 
@@ -138,7 +138,7 @@ class Hinter:
         chosen = sorted(texts)[: self.settings.per_trajectory]
         stats.over_limit += len(texts) - len(chosen)
         for number in chosen:
-            place = places[number]
+            place = places[number - repeated(trajectory)]
             tokens = trajectory.segments[place.segment].tokens
             hint = np.array(self.render("\n".join(texts[number])), np.int32)
             context = np.concatenate((tokens[: place.begin], hint, tokens[place.begin : place.start]))
@@ -151,8 +151,8 @@ class Hinter:
         return [tuple(messages) for messages in marks]
 
     def find(self, trajectory: Trajectory, replies: Sequence[Reply], stats: HintStats) -> dict[int, list[str]]:
-        """Return the distinct hint texts of each reply, by its number. ``stats.found`` counts a trigger once per reply.
-        Raises HintError."""
+        """Return the distinct hint texts of each reply, by its number, without those that a fork repeats: they count in
+        its parent. ``stats.found`` counts a trigger once per reply. Raises HintError."""
         seen = SeenEpisode(self.tasks[trajectory.task], trajectory, replies, self.tools)
         texts: dict[int, list[str]] = {}
         for name, trigger in self.triggers.items():
@@ -161,6 +161,8 @@ class Hinter:
                 for hint in trigger(seen):
                     if not 0 <= hint.reply < len(replies) or not isinstance(hint.text, str) or not hint.text.strip():
                         raise ValueError(f"{hint!r} is no hint for one of {len(replies)} replies")
+                    if hint.reply < repeated(trajectory):
+                        continue
                     known.add(hint.reply)
                     own = texts.setdefault(hint.reply, [])
                     if hint.text not in own:

@@ -67,15 +67,21 @@ def replies_of(trajectory: Trajectory) -> list[Reply]:
     return found
 
 
+def repeated(trajectory: Trajectory) -> int:
+    """Return how many of the first ``replies_of`` a fork repeats from its parent, which alone sampled them; else 0."""
+    return 0 if trajectory.fork is None else trajectory.fork.replies
+
+
 def places_of(trajectory: Trajectory) -> list[Place]:
-    """Return the place of each of ``replies_of``. Raises Unplaced if sampled tokens and replies do not match.
+    """Return the place of each of ``replies_of`` that is not ``repeated``. Raises Unplaced if sampled tokens and
+    replies do not match.
 
     One more reply may have been sampled at the end, if the episode was over before it arrived; it is left out.
     """
     found = [place for number, segment in enumerate(trajectory.segments) for place in _sampled(number, segment)]
-    count = sum(message.get("role") == "assistant" for message in trajectory.messages)
+    count = sum(message.get("role") == "assistant" for message in trajectory.messages) - repeated(trajectory)
     if len(found) - count not in (0, 1):
-        raise Unplaced(f"{len(found)} messages were sampled, and the conversation has {count} replies")
+        raise Unplaced(f"{len(found)} messages were sampled, and the conversation has {count} replies of its own")
     return found[:count]
 
 
