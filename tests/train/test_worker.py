@@ -19,7 +19,7 @@ from woodshed.policy.formats import get_format
 from woodshed.policy.hf import Policy, save_policy
 from woodshed.policy.tokenizer import Tokenizer, train_bpe
 from woodshed.train.batch import BatchError
-from woodshed.train.checkpoint import latest_checkpoint
+from woodshed.train.checkpoint import CheckpointError, latest_checkpoint
 from woodshed.train.settings import TrainSettings
 from woodshed.train.worker import Worker, batch_path
 from woodshed.train.worker_config import WorkerConfig
@@ -213,6 +213,21 @@ def test_a_damaged_checkpoint_costs_one_step_and_changes_nothing(
     Worker(config).run()
     assert outcome(config) == outcome(whole)
     assert "skipped a checkpoint" in caplog.text
+
+
+@pytest.mark.parametrize("lost", ["damaged", "missing"])
+def test_without_a_checkpoint_and_the_batches_before_it_the_trainer_says_so(
+    tmp_path: Path, policy_dir: Path, make_batch, lost: str
+) -> None:
+    """It would wait for a batch that is never written again."""
+    config = configure(tmp_path, policy_dir, make_batch, steps=4, batches=4, delete_batches=True)
+    Worker(config).run()
+    for path in config.checkpoints.glob("step-*/model.safetensors"):
+        path.write_bytes(b"torn")
+    if lost == "missing":
+        shutil.rmtree(config.checkpoints)
+    with pytest.raises(CheckpointError, match=r"version 4 .* after step 0, and the batch of step 1 was deleted"):
+        Worker(config.model_copy(update={"steps": 6}))
 
 
 def test_other_weights_under_a_published_version_are_refused(tmp_path: Path, policy_dir: Path, make_batch) -> None:

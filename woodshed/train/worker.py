@@ -103,8 +103,14 @@ class Worker:
             log.info("continuing after step %d", checkpoint.step)
         if checkpoint is not None:
             self.metrics.append(checkpoint.state["metrics"])
-        head = self.publisher.head
-        if head is None or head < self.trainer.step_count:
+        head, step = self.publisher.head, self.trainer.step_count
+        if head is not None and head > step and not batch_path(self.config.batches, step + 1).exists():
+            raise CheckpointError(
+                f"{self.config.checkpoints}: version {head} of the weights is published, training can only be "
+                f"continued after step {step}, and the batch of step {step + 1} was deleted: the checkpoints after it "
+                "are damaged or missing. Restore one of them, or start over with --fresh"
+            )
+        if head is None or head < step:
             self._publish()
             self.publisher.flush()
 
