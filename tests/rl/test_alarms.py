@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -66,6 +67,8 @@ BROKEN: dict[str, list[tuple[Callable[[dict[str, Any]], None], str]]] = {
     "ratio": [
         (of_trainer(ess=0.05), "the effective sample size is 0.05"),
         (of_trainer(ratio_p99=40.0), "the 99th percentile of the policy ratio is 40"),
+        (of_trainer(ess=math.nan), "the effective sample size is nan"),
+        (of_trainer(ratio_p99=math.nan), "the 99th percentile of the policy ratio is nan"),
     ],
     "pass_rate": [
         (of_step(sampled_pass_rate=0.99), "the pass rate went from 0.66 to 0.99"),

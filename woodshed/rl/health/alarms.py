@@ -65,11 +65,11 @@ def entropy(history: History, settings: AlarmSettings) -> str:
 
 def ratio(history: History, settings: AlarmSettings) -> str:
     ess = _newest([_of_trainer(step, "ess") for step in history], settings.window)
-    if ess is not None and ess < settings.least_ess:
-        return f"the effective sample size is {ess:.3g} of the tokens, below {settings.least_ess:g}"
+    if ess is not None and not ess >= settings.least_ess:  # nan: the policy computes no numbers any more
+        return f"the effective sample size is {ess:.3g} of the tokens, not at least {settings.least_ess:g}"
     p99 = _newest([_of_trainer(step, "ratio_p99") for step in history], settings.window)
-    if p99 is not None and p99 > settings.most_ratio:
-        return f"the 99th percentile of the policy ratio is {p99:.3g}, above {settings.most_ratio:g}"
+    if p99 is not None and not p99 <= settings.most_ratio:
+        return f"the 99th percentile of the policy ratio is {p99:.3g}, not at most {settings.most_ratio:g}"
     return ""
 
 
