@@ -76,7 +76,7 @@ class Controller:
     called in the order of steps; ``least``: minimum number of graded rollouts of a group that is trained; ``flat``
     returns True if all token weights of a group would be 0, for dynamic sampling; ``growth`` makes further tasks and
     checks unsolved ones; ``health`` runs concurrently and may pause the run; ``notice`` gets a message when the server
-    cannot load new weights.
+    cannot load new weights; ``all_steps``: steps of the whole run, if ``settings.steps`` ends one of several rounds.
     """
 
     def __init__(
@@ -97,6 +97,7 @@ class Controller:
         growth: Growth | None = None,
         health: HealthWatch | None = None,
         notice: Callable[[str], None] = lambda _: None,
+        all_steps: int | None = None,
     ):
         needed = settings.steps * settings.groups_per_step
         if len(tasks) < needed:
@@ -116,6 +117,7 @@ class Controller:
             ratings = read_history(task).ratings
             if self.curriculum is not None and ratings:
                 self.curriculum.set_prior(task, max(ratings, key=lambda rating: rating.date))
+        self.all_steps = all_steps or settings.steps
         self.version = 0
         self.engine: dict[str, Any] = {}
         self.failures = FailureWatch(settings.max_infra_rate, settings.infra_window)
@@ -165,17 +167,18 @@ class Controller:
         self.store.compact(1)
 
     async def _left_open(self) -> set[str]:
-        """Return the ids of trajectories open at the gateway; close those that no open group waits for."""
-        admin, members = self.arena.admin, {m for row in self.ledger.open_groups() for m in self.ledger.members(row.id)}
+        """Return the ids of trajectories open at the gateway; close those that no open group waits for, and forks,
+        which start over."""
+        admin, wanted = self.arena.admin, self.ledger.in_open_groups()
         try:
             await admin.wait_until_up(self.arena.patience)
             found = {row["id"] for row in await admin.list() if row["source"] == "train"}
-            for id in found - members:
+            for id in found - wanted:
                 await admin.delete(id)
         except (httpx.HTTPError, GatewayError) as error:
             log.warning("rollouts of before are run again: %s: %s", type(error).__name__, error)
             return set()
-        return found & members
+        return found & wanted
 
     def _recover(self) -> None:
         """After a restart, write batches that the trainer still needs again and relaunch open groups."""
@@ -240,7 +243,7 @@ class Controller:
         if self.curriculum is None:
             return self.order[index]
         unused = [self.tasks[name] for name in self.order if name not in used]
-        return self.curriculum.choose(unused, position, self.version / self.settings.steps).name
+        return self.curriculum.choose(unused, position, self.version / self.all_steps).name
 
     def _launch(self, row: GroupRow) -> None:
         known = {t.id: t for t in self.store.group(row.id)}

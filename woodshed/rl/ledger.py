@@ -91,6 +91,12 @@ class Ledger:
         query = f"SELECT id FROM rollouts WHERE group_id = ? AND NOT {IS_REPLACEMENT} AND NOT {IS_FORK} ORDER BY id"
         return [id for (id,) in self._db.execute(query, (group,))]
 
+    def in_open_groups(self) -> set[str]:
+        """Return the ids of the rollouts of open groups, replacements included and forks not."""
+        groups = "SELECT id FROM groups WHERE state = 'open'"
+        query = f"SELECT id FROM rollouts WHERE NOT {IS_FORK} AND group_id IN ({groups})"
+        return {id for (id,) in self._db.execute(query)}
+
     def replace(self, group: str, member: str, number: int) -> str:
         """Dispatch replacement ``number`` (from 1) of a member, unless that was done before; return its id."""
         id = f"{member}.{number}"

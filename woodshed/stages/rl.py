@@ -169,6 +169,7 @@ async def _reinforce(recipe: Recipe, run: RunDirectory, current: Round) -> None:
             growth=growth,
             health=health,
             notice=notice,
+            all_steps=recipe.rl.steps,
         )
         await controller.run()
 
