@@ -115,6 +115,9 @@ def test_a_restart_goes_on_with_the_same_choices(tmp_path: Path) -> None:
         stored[row.id] = group(tasks[row.task].info.kind, rng)
         ledger.finish(row.id, "ready")
         curriculum.update(tasks[row.task], stored[row.id], row.version)
+    order = [row.id for row in ledger.finished_groups()]
+    ledger.finish("g000000", "stale")
+    assert [row.id for row in ledger.finished_groups()] == order, "it was dropped later, and finished first"
     again = Curriculum(settings, 7)
     replay(again, ((tasks[r.task], stored[r.id], r.version) for r in ledger.finished_groups()))
     left = [t for name, t in sorted(tasks.items()) if name not in ledger.dispatched()]

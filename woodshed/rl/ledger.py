@@ -168,7 +168,8 @@ class Ledger:
         """
         with self._transaction():
             changed = self._db.execute(
-                "UPDATE groups SET state = ?, finished = ?, step = ? WHERE id = ? AND state IN ('open', 'ready')",
+                "UPDATE groups SET state = ?, finished = COALESCE(finished, ?), step = ? WHERE id = ? "
+                "AND state IN ('open', 'ready')",
                 (state, time.time(), step, group),
             ).rowcount
             if changed and state in REASON_OF_STATE:
