@@ -13,10 +13,11 @@ from gateway.parts import HERMES
 from woodshed.record.store import TrajectoryStore
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Outcome, Trajectory
+from woodshed.rl.forks import ForkSettings
 from woodshed.rl.ledger import Ledger
 from woodshed.rl.settings import DynamicSamplingSettings, RLSettings
 from woodshed.sandbox.backends.namespace.backend import probe_namespace
-from woodshed.stages.baselines import _samples
+from woodshed.stages.baselines import _groups, _samples
 from woodshed.stages.rl import describe
 
 from .test_conservation import count, interrupted
@@ -108,7 +109,12 @@ def test_rejection_sampling_gets_no_fewer_rollouts_than_rl() -> None:
     rl = {"rollouts": {"dispatched": 41}}
     assert _samples(SETTINGS, 12, rl) == 4, "41 rollouts of 12 tasks are 3.4 each"
     assert _samples(SETTINGS, 8, rl) == 5, "replaced rollouts give no task more than a group"
-    assert _samples(SETTINGS.model_copy(update={"probes": None}), 12, rl) == 5
+    whole = SETTINGS.model_copy(update={"probes": None})
+    assert _samples(whole, 12, rl) == 5
+    forked = whole.model_copy(update={"algorithm": "tree", "forks": ForkSettings(count=1)})
+    assert _samples(forked, 5, rl) == 9 and _samples(forked, 4, rl) == 10, "a member and its fork, of each of five"
+    assert _groups(whole, {"batched": 9}) == 9
+    assert _groups(whole, {"batched": 9, "flat": 20, "stale": 3}) == 29, "of tasks that dynamic sampling used up, too"
 
 
 def test_as_many_probes_as_members_are_all_at_once(tmp_path: Path) -> None:

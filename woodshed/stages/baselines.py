@@ -36,8 +36,8 @@ def sample(recipe: Recipe, run: RunDirectory) -> None:
 
 
 async def _sample(recipe: Recipe, run: RunDirectory) -> None:
-    settings = recipe.rl
-    tasks = load_split(run, recipe.tasks.family, "train")[: settings.steps * settings.groups_per_step]
+    settings, rl = recipe.rl, run.read_result_of("rl")
+    tasks = load_split(run, recipe.tasks.family, "train")[: _groups(settings, rl)]
     store, pace = TrajectoryStore(run.trajectories), Pace()
 
     def report(sofar: Sofar) -> None:
@@ -50,7 +50,7 @@ async def _sample(recipe: Recipe, run: RunDirectory) -> None:
             tasks,
             store,
             name=SAMPLE,
-            samples=_samples(settings, len(tasks), run.read_result_of("rl")),
+            samples=_samples(settings, len(tasks), rl),
             concurrency=recipe.evaluate.concurrency,
             progress=report,
             retried=True,
@@ -63,9 +63,16 @@ async def _sample(recipe: Recipe, run: RunDirectory) -> None:
     )
 
 
+def _groups(settings: RLSettings, rl: Mapping[str, Any]) -> int:
+    """Return the number of groups that RL ran to fill its batches, including those that dynamic sampling replaced.
+    ``rl``: result of the stage, with the number of groups by state."""
+    return settings.steps * settings.groups_per_step + int(rl.get("flat", 0))
+
+
 def _samples(settings: RLSettings, tasks: int, rl: Mapping[str, Any]) -> int:
     """Return the number of samples of each task: the group size, or with ``rl.probes``, where smaller groups are
-    common, as many as RL had on average, rounded up."""
-    if settings.probes is None:
+    common, and with ``rl.forks``, where larger ones are, as many as RL had on average, rounded up."""
+    if settings.probes is None and not settings.forks.count:
         return settings.group_size
-    return min(settings.group_size, math.ceil(rl["rollouts"]["dispatched"] / tasks))
+    most = settings.group_size * (1 + settings.forks.count)
+    return min(most, math.ceil(rl["rollouts"]["dispatched"] / tasks))
