@@ -157,14 +157,21 @@ def shown(group: Sequence[Trajectory], left_out: Callable[[Trajectory], bool]) -
     return [t for t in group if t.status != INFRA and not left_out(t)]
 
 
-def is_flat(group: Sequence[Trajectory], algorithm: Algorithm, left_out: Callable[[Trajectory], bool]) -> bool:
-    """Return whether all token weights of a group would be 0, so that nothing can be learned from it."""
+def is_flat(
+    group: Sequence[Trajectory],
+    algorithm: Algorithm,
+    left_out: Callable[[Trajectory], bool],
+    hints: Hinter | None = None,
+) -> bool:
+    """Return whether all token weights of a group would be 0, those of hints included and those of a KL term not, so
+    that nothing can be learned from it. Raises HintError."""
     valid = shown(group, left_out)
     if len(roots(valid)) < algorithm.least:
         return True
-    return not any(
-        weight.any() for segments in algorithm.annotate(valid) for part in segments for weight in part.values()
-    )
+    annotated = algorithm.annotate(valid)
+    if any(weight.any() for segments in annotated for part in segments for weight in part.values()):
+        return False
+    return hints is None or not any(any(hints.mark(trajectory, HintStats())) for trajectory in valid)
 
 
 @dataclass

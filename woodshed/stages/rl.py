@@ -165,7 +165,7 @@ async def _reinforce(recipe: Recipe, run: RunDirectory, current: Round) -> None:
             build=build,
             seed=recipe.seed,
             least=algorithm.least,
-            flat=lambda group: is_flat(group, algorithm, left_out),
+            flat=lambda group: is_flat(group, algorithm, left_out, hints),
             growth=growth,
             health=health,
             notice=notice,

@@ -24,7 +24,7 @@ from woodshed.policy.hf import Policy, load_policy, save_policy
 from woodshed.recipe.load import RecipeError, load_recipe
 from woodshed.record.trajectory import Trajectory
 from woodshed.rl.algorithms import load_algorithm
-from woodshed.rl.batching import BatchStats, build_batch
+from woodshed.rl.batching import BatchStats, build_batch, is_flat
 from woodshed.rl.hints import Hinter, HintSettings, HintStats, renderer
 from woodshed.train.batch import TrainBatch
 from woodshed.train.settings import HintKlSettings, TrainSettings
@@ -171,6 +171,16 @@ def test_who_gets_hints() -> None:
     short.max_positions = int(whole.hinted.lengths.max()) - 1
     batch, stats = built(group_of(1.0, 0.0), short)
     assert stats.hints.too_long == 2 and stats.hints.messages == 2, "the later message is too long with its hint"
+
+
+def test_dynamic_sampling_keeps_what_is_trained_on_hints_alone() -> None:
+    def flat(group: list[Trajectory], hints: Hinter | None) -> bool:
+        return is_flat(group, DEFAULT, lambda t: t.id == "t2", hints)
+
+    equal = group_of(0.0, 0.0)
+    assert built(equal, hinter())[1].trained == 2 and not flat(equal, hinter())
+    assert flat(equal, None) and flat(equal, hinter(weight=0.0)) and flat(equal, hinter(triggers=["no_change"]))
+    assert not flat(group_of(0.0, 1.0), None) and flat(group_of(0.0, 0.0, 1.0), None)
 
 
 def test_a_fork_gets_hints_for_its_own_replies_only() -> None:
