@@ -51,7 +51,8 @@ def check_rounds(root: Path) -> None:
     store = TrajectoryStore(root / "trajectories")
     trained = [t for row in store.rows("source = 'train'") for t in store.group(row["group_id"]) if t.id == row["id"]]
     store.close()
-    check_conservation(root / "state.sqlite", [t.id for t in trained], read_jsonl(root / "metrics/rollouts.jsonl"))
+    lines = [read_jsonl(root / f"metrics/{name}.jsonl") for name in ("rollouts", "trainer")]
+    check_conservation(root / "state.sqlite", [t.id for t in trained], *lines)
     assert {t.version_range() for t in trained} >= {(0, 0), (1, 1)}
     assert len({t.task for t in trained}) == len({t.group for t in trained}), "a prompt is never used twice"
     anchors = [Follower(root / name).poll() for name in ("weights", "weights-round-2")]

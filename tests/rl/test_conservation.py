@@ -153,7 +153,7 @@ def test_replacing_again_after_a_kill_dispatches_nothing_new(tmp_path: Path) -> 
     with pytest.raises(ValueError, match="g000000-05 was not dispatched for the batch of step 1"):
         ledger.settle(1, {"g000000-05": "trained"})
     ledger.finish(row.id, "stale")
-    found = check_conservation(path, ["g000000-00", "g000000-01", "g000000-01.1"], [{"step": 1, "trained": 1}])
+    found = check_conservation(path, ["g000000-00", "g000000-01", "g000000-01.1"], [{"step": 1, "trained": 1}], [])
     assert (found.trained, found.dropped) == (1, {"infra_error": 1, "zero_advantage": 1}), "trained stays trained"
     ledger.close()
 

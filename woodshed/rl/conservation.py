@@ -90,7 +90,7 @@ def check_conservation(
     ledger: Path,
     stored: Collection[str],
     batches: Sequence[Mapping[str, Any]],
-    trainer: Sequence[Mapping[str, Any]] = (),
+    trainer: Sequence[Mapping[str, Any]],
     *,
     finished: bool = True,
 ) -> Conservation:

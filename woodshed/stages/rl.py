@@ -177,7 +177,8 @@ async def _reinforce(recipe: Recipe, run: RunDirectory, current: Round) -> None:
 
     export_head(run, chain, stage if recipe.learn.solved.after_rl else "final")
     stored = [row["id"] for row in store.rows("source = 'train'")]
-    found = check_conservation(run.ledger, stored, read_jsonl(run.stage_metrics("rollouts")))
+    batches, trainer = (read_jsonl(run.stage_metrics(name)) for name in ("rollouts", "trainer"))
+    found = check_conservation(run.ledger, stored, batches, trainer)
     note = f"{settings.steps} steps, {len(store)} trajectories stored; {found}"
     rollouts = {"dispatched": found.dispatched, "trained": found.trained, "dropped": dict(found.dropped)}
     result = {
