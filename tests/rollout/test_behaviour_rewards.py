@@ -122,6 +122,14 @@ def test_hostile_text_neither_raises_nor_takes_forever(task: Task) -> None:
         assert -5 <= term(task, changed(hostile), NO) <= 0
     for hostile in ("/*" * 200_000, "// {" * 100_000, "=>" + " " * 400_000, "if (" + ")" * 400_000):
         assert -5 <= term(task, changed(hostile, "a.js"), NO) <= 0
+    assert term(task, changed("x = 1\n0x" + "f" * 5000 + "\n"), NO) == 0, "more digits than a text may have"
+    for words in ("env ", "time ", "A=1 env ", "timeout 1 "):
+        assert (
+            load_term("untested_finish")(
+                task, worked(call("write_file"), call("run_command", command=words * 2000 + "pytest")), NO
+            )
+            == 0
+        )
     shells = ["<<a" * 100_000, "bash <<E\n" * 5000, "bash;" * 5000 + "bash <<E\nbash;bash\nE", "bash -c '" * 5000]
     for hostile in shells:
         assert work_in_shell(hostile) <= {"read", "edit", "search", "list"}

@@ -59,8 +59,9 @@ def _in_python(source: str) -> Counter[str]:
             body = getattr(node, name, None)
             for place, child in enumerate(body if isinstance(body, list) else ()):
                 docstring = documented and name == "body" and place == 0  # may contain an example
-                if isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant) and not docstring:
-                    lines.update(code_lines(str(child.value.value)))
+                match child:
+                    case ast.Expr(value=ast.Constant(value=str() as text)) if not docstring:
+                        lines.update(code_lines(text))
     return lines
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Outcome, ToolEvent, Trajectory
@@ -97,17 +97,29 @@ def _simple_commands(command: str) -> Iterator[list[str]]:
 def _is_runner(words: list[str]) -> bool:
     if not _RUNS_NOTHING.isdisjoint(words):
         return False
-    while words and re.match(r"\w+=", words[0]):  # after ``env``
-        words = words[1:]
+    words = _unwrapped(words)
     if not words:
         return False
-    words = [re.sub(r"^.*/", "", words[0]), *words[1:]]
-    words[0] = re.sub(r"^python[\d.]*$", "python", words[0])
-    if words[0] == "timeout":
-        return _is_runner(words[2:]) if len(words) > 2 else False
-    for length in (1, 2):
-        if " ".join(words[:length]) in _WRAPPERS and len(words) > length:
-            return _is_runner(words[length:])
     if words[0] in ("npm", "yarn", "pnpm"):
         return "test" in (words[1:2] if words[1:2] != ["run"] else words[2:3])
     return words[0] in _RUNNERS or words[:2] == ["node", "--test"]
+
+
+def _unwrapped(words: Sequence[str]) -> list[str]:
+    """Return a command without variables, wrappers and the folder of its program; empty if only wrappers are left."""
+    at = 0
+    while at < len(words):
+        name = re.sub(r"^.*/", "", words[at])
+        name = re.sub(r"^python[\d.]*$", "python", name)
+        left = len(words) - at
+        if re.match(r"\w+=", words[at]):  # after ``env``
+            at += 1
+        elif name == "timeout":
+            at += 2
+        elif name in _WRAPPERS and left > 1:
+            at += 1
+        elif left > 2 and f"{name} {words[at + 1]}" in _WRAPPERS:
+            at += 2
+        else:
+            return [name, *words[at + 1 :]]
+    return []
