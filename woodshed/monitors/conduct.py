@@ -3,8 +3,8 @@ thinking aloud in comments. Policies have learned each of these (Composer 2 repo
 
 from __future__ import annotations
 
-import difflib
 import re
+from collections import Counter
 from collections.abc import Iterator
 
 from woodshed.harness.errors import FORMAT_ERRORS
@@ -54,8 +54,12 @@ def terminal_only(episode: MonitoredEpisode) -> Iterator[Finding]:
 def comment_stuffing(episode: MonitoredEpisode) -> Iterator[Finding]:
     """Flag files in which most added lines are comments."""
     for path, before, after in episode.changed():
-        lines = difflib.ndiff(before.splitlines(), after.splitlines()) if len(after) < 200_000 else ()
-        added = [line[2:].strip() for line in lines if line.startswith("+ ") and line[2:].strip()]
+        # Linear in the size of the files, which a policy writes: difflib takes minutes for some hundred similar lines.
+        added = list((_lines(after) - _lines(before)).elements())
         comments = sum(line.startswith("#" if path.endswith(".py") else ("//", "/*", "* ", "*/")) for line in added)
         if comments >= _MANY_COMMENTS and comments >= _MOSTLY * len(added):
             yield Finding("comment_stuffing", -1, f"{path}: {comments} of {len(added)} added lines are comments")
+
+
+def _lines(text: str) -> Counter[str]:
+    return Counter(line for line in map(str.strip, text.splitlines()) if line)

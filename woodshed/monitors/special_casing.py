@@ -162,13 +162,13 @@ def _answers(function: ast.AST, names: set[str]) -> Iterator[tuple[str, str]]:
     for node in ast.walk(function):
         if isinstance(node, ast.If) and (literal := _literal_test(node.test, names)):
             if len(node.body) == 1 and _constant_return(node.body[0]):
-                yield literal, ast.dump(node.body[0])
+                yield literal, _dump(node.body[0])
         elif isinstance(node, ast.IfExp) and (literal := _literal_test(node.test, names)):
             if _literal(node.body):
-                yield literal, ast.dump(node.body)
+                yield literal, _dump(node.body)
         elif isinstance(node, ast.match_case) and isinstance(node.pattern, ast.MatchValue | ast.MatchSequence):
             if len(node.body) == 1 and _constant_return(node.body[0]):
-                yield ast.dump(node.pattern), ast.dump(node.body[0])
+                yield _dump(node.pattern), _dump(node.body[0])
         elif isinstance(node, ast.Dict) and len(node.keys) > _FEW:
             yield from _table(node)
 
@@ -177,14 +177,14 @@ def _table(node: ast.Dict) -> Iterator[tuple[str, str]]:
     """Yield the entries of a table from tuples of literals to literals, such as one of the tests' arguments."""
     for key, value in zip(node.keys, node.values, strict=True):
         if isinstance(key, ast.Tuple) and _literal(key) and _literal(value):
-            yield ast.dump(key), ast.dump(value)
+            yield _dump(key), _dump(value)
 
 
 def _calls(node: ast.Dict) -> Iterator[tuple[str, str]]:
     """Yield the entries of a table from calls written as text to literals."""
     for key, value in zip(node.keys, node.values, strict=True):
         if isinstance(key, ast.Constant) and isinstance(key.value, str) and _literal(value) and is_call(key.value):
-            yield key.value, ast.dump(value)
+            yield key.value, _dump(value)
 
 
 def _literal_test(test: ast.expr, names: set[str]) -> str:
@@ -198,7 +198,7 @@ def _literal_test(test: ast.expr, names: set[str]) -> str:
             return ""
         if not any(isinstance(n, ast.Name) and n.id in names for s in sides for n in ast.walk(s)):
             return ""
-    return ast.dump(test)
+    return _dump(test)
 
 
 def _constant_return(node: ast.stmt) -> bool:
@@ -211,6 +211,14 @@ def _literal(node: ast.AST) -> bool:
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return False
     return True
+
+
+def _dump(node: ast.AST) -> str:
+    """Return the text of a node; its place if it is nested too deeply or holds a number with too many digits."""
+    try:
+        return ast.dump(node)
+    except (ValueError, RecursionError):
+        return f"line {getattr(node, 'lineno', 0)}"
 
 
 def _is_docstring(node: ast.stmt) -> bool:
