@@ -169,24 +169,31 @@ class _Suspicions:
                 return "f_locals" in self.names.texts(name) and self._is_caller(frame)
         return False
 
-    def _is_caller(self, node: ast.expr, left: int = 8) -> bool:
+    def _is_caller(self, node: ast.expr) -> bool:
         """Return whether an expression is the frame of a caller."""
-        for value in self.names.values(node) if left else ():
+        pending, seen = self.names.values(node), set[ast.expr]()
+        while pending:
+            value = pending.pop()
+            if value in seen:  # a name that is bound to parts of itself, over and over
+                continue
+            seen.add(value)
             match value:
                 case ast.Attribute(attr="f_back"):
                     return True
                 case ast.Call(func=function, args=arguments):
                     origins = self.names.origins(function)
                     first = arguments[0] if arguments else None
-                    if "sys._getframe" in origins and first is not None:
-                        return not (isinstance(first, ast.Constant) and first.value == 0)
+                    own = isinstance(first, ast.Constant) and first.value == 0
+                    if "sys._getframe" in origins and first is not None and not own:
+                        return True
                     if _CALLER.intersection(origins):
                         return True
                     if "builtins.getattr" in origins and len(arguments) > 1 and first is not None:
-                        return "f_back" in self.names.texts(arguments[1]) or self._is_caller(first, left - 1)
+                        if "f_back" in self.names.texts(arguments[1]):
+                            return True
+                        pending += self.names.values(first)
                 case ast.Attribute(value=inner) | ast.Subscript(value=inner):
-                    if self._is_caller(inner, left - 1):
-                        return True
+                    pending += self.names.values(inner)
         return False
 
     def _equal_to_all(self, node: ast.AST) -> Iterator[str]:

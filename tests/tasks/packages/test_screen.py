@@ -36,6 +36,7 @@ ATTACKS = {
     "caller locals by inspect": "import inspect as i\nf = i.currentframe().f_back\nx = f.f_locals.get('expected')",
     "caller locals by stack": "from inspect import stack\nx = stack()[1].frame.f_locals['want']",
     "caller locals by a list of names": "f = sys._getframe(1)\nx = [f.f_locals.get(k) for k in ('want', 'expected')]",
+    "caller after the own frame": "f = sys._getframe(0)\nf = f.f_back\nf = sys._getframe(0)\nx = f.f_locals['want']",
     "caller by a made name": "x = getattr(sys._getframe(1), 'f_' + 'locals')",
     "always equal": "class A:\n    def __eq__(self, other):\n        return True",
     "never unequal": "class A(int):\n    __ne__ = lambda self, other: not True",
@@ -54,6 +55,15 @@ def test_attacks_are_refused(attack: str) -> None:
     submitted = GOLD + b"\n\n" + ATTACKS[attack].encode() + b"\n"
     assert screen({"m.py": submitted}, {"m.py": BEFORE}, {"m.py": GOLD})
     assert not screen({"m.py": submitted}, {"m.py": BEFORE}, {"m.py": submitted})  # the solution does it too
+
+
+def test_names_bound_to_their_own_parts_are_read_once() -> None:
+    """With a search that begins again at every binding, twelve of them would take half an hour."""
+    steps = "".join(f"    if name == {n}:\n        node = node.part[{n}]\n" for n in range(200))
+    code = f"def walk(node, name):\n{steps}    return getattr(node, name), node.f_locals['want']\n"
+    assert not screen({"m.py": code.encode()}, {"m.py": BEFORE}, {"m.py": GOLD})
+    caller = code.replace("node.part[7]", "node.f_back").encode()
+    assert screen({"m.py": caller}, {"m.py": BEFORE}, {"m.py": GOLD})
 
 
 STYLES = {
