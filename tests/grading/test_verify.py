@@ -71,6 +71,22 @@ def test_what_an_agent_deleted_is_known(synthetic_tasks: list[Task]) -> None:
     assert crossed_digest({"a": b"bc"}) != crossed_digest({"ab": b"c"})
 
 
+def test_files_that_an_agent_left_alone_are_not_deleted(synthetic_tasks: list[Task]) -> None:
+    task = synthetic_tasks[0]
+    files = task.workspace_files()
+    first, second, third = sorted(task.info.submission)
+    tight = GradingSettings(max_file_bytes=max(len(files[name]) for name in task.info.submission) + 10)
+    for settings in (GradingSettings(max_files=1), GradingSettings(max_file_bytes=1)):
+        assert collected(task, files, settings).deleted == (), "nothing was changed"
+    files[third] += b"# fixed\n"
+    found = collected(task, files, GradingSettings(max_files=1))
+    assert set(found) == {third} and not found.deleted
+    del files[second]
+    files[first] += b"#" * tight.max_file_bytes
+    found = collected(task, files, tight)
+    assert found.deleted == (first, second)
+
+
 def test_cache_is_bounded_and_gives_copies() -> None:
     cache = GradeCache(entries=2)
     for n in range(3):

@@ -44,9 +44,18 @@ class Submission(dict[str, bytes]):
 
 
 def collected(task: Task, files: Mapping[str, bytes], settings: GradingSettings = DEFAULTS) -> Submission:
-    """Select the submission from the ``files`` of an agent's box."""
+    """Select the submission from the ``files`` of an agent's box.
+
+    If not all of them can cross, only those that the agent changed do: the grading box has the others anyway, and a
+    file that the agent left as it was must not count as deleted.
+    """
+    own = {name for name in task.workspace_names() if submittable(task.info, name)}
     crossed = crossing(task.info, files, settings)
-    return Submission(crossed, [n for n in task.workspace_names() if n not in crossed and submittable(task.info, n)])
+    if any(name in files for name in own - crossed.keys()):
+        kept = {name for name in own & files.keys() if (task.workspace / name).read_bytes() == files[name]}
+        crossed = crossing(task.info, {name: data for name, data in files.items() if name not in kept}, settings)
+        own -= kept
+    return Submission(crossed, own - crossed.keys())
 
 
 def submittable(info: TaskInfo, path: str) -> bool:

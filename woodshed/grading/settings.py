@@ -16,7 +16,7 @@ class GradingSettings(Settings):
     """Maximum number of files that cross, in order of their paths."""
 
     max_file_bytes: int = Field(default=1 << 20, ge=1)
-    """Maximum size of one file; a larger one does not cross and counts as deleted."""
+    """Maximum size of a file that crosses. A larger one counts as deleted, unless the agent left it as it was."""
 
     max_total_bytes: int = Field(default=32 << 20, ge=1)
     """Maximum total size; files are taken in order of their paths while they fit."""
