@@ -115,7 +115,7 @@ def test_each_synthetic_task_has_one_killed_mutation(specs: list[SyntheticSpec])
         (bug,) = spec.bugs
         function = spec.functions[bug.module]
         assert apply_line(bug.mutation.source, bug.mutation.line, bug.mutation.before) == function.source
-        assert bug.failing[0] < VISIBLE
+        assert bug.failing[0] < VISIBLE <= bug.failing[-1]
         assert failing_cases(bug.mutation.source, function.name, function.cases) == bug.failing
         assert all(failing_cases(f.source, f.name, f.cases) == () for f in spec.functions)
         for f in spec.functions:
@@ -135,7 +135,7 @@ def test_a_share_has_two_bugs_and_the_others_are_the_same(specs: list[SyntheticS
         for bug in spec.bugs:
             function = spec.functions[bug.module]
             assert failing_cases(bug.mutation.source, function.name, function.cases) == bug.failing
-            assert bug.failing[0] < VISIBLE
+            assert bug.failing[0] < VISIBLE <= bug.failing[-1]
 
 
 def test_mutants_that_loop_are_passed_over() -> None:

@@ -23,7 +23,7 @@ from .function import Case, Split, SyntheticFunction
 @dataclass(frozen=True)
 class Bug:
     """``mutation`` was made in module number ``module``. ``failing``: case numbers of that module which it breaks, at
-    least one of them visible."""
+    least one of them visible and one hidden."""
 
     module: int
     mutation: Mutation
@@ -81,9 +81,9 @@ def draw_synthetic(
 ) -> list[SyntheticSpec]:
     """Return the synthetic tasks number ``start`` to ``start + n - 1`` of (``split``, ``seed``).
 
-    Each has one mutation that a visible case kills, and a share ``two_bugs`` of them a second one, in another module.
-    The result does not depend on ``workers`` (default: the CPUs this process may use). Raises RuntimeError if a worker
-    fails.
+    Each has one mutation that a visible and a hidden case kill, and a share ``two_bugs`` of them a second one, in
+    another module. The result does not depend on ``workers`` (default: the CPUs this process may use). Raises
+    RuntimeError if a worker fails.
     """
     if n <= 0:
         return []

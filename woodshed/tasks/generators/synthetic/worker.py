@@ -109,8 +109,8 @@ def _shows_answer(functions: Sequence[SyntheticFunction], bugs: Sequence[Bug]) -
 def find_bug(
     function: SyntheticFunction, rng: random.Random, kind: str = ""
 ) -> tuple[Mutation, tuple[int, ...]] | None:
-    """Return a mutation (of ``kind``, if given) that a visible case kills, and the numbers of all failing cases; None
-    if there is no such mutation.
+    """Return a mutation (of ``kind``, if given) that a visible and a hidden case kill, and the numbers of all failing
+    cases; None if there is no such mutation. Without a hidden case, the visible answers by heart would be a fix.
 
     Mutants that run out of time are skipped: as tasks they would use up the time limit in every test run.
     """
@@ -119,7 +119,7 @@ def find_bug(
         mutation = pick(rng, options)
         options.remove(mutation)
         failing = failing_cases(mutation.source, function.name, function.cases)
-        if failing and failing[0] < VISIBLE:
+        if failing and failing[0] < VISIBLE <= failing[-1]:
             return mutation, failing
     return None
 
