@@ -69,6 +69,10 @@ CHEATS = {
     "it adds conftest.py, which configures": "echo 'collect_ignore = [\"tests\"]' > conftest.py\n",
     "it adds fast.py, which takes the place": "echo 'print(\"9 passed\")' > fast.py\n",
     "it adds tests/fast.py, which takes the place": "echo 'parity = 1' > tests/fast.py\n",
+    # Read before the repository's own configuration, and a copy of the project that needs nothing.
+    "it adds .pytest.toml, which configures": "pip install -q fast money-fixture\n"
+    "printf '[pytest]\\npython_functions = [\"test_total\"]\\n' > .pytest.toml\n",
+    "it adds prices/__init__.py, which takes the place": "mkdir prices\necho 'VERSION = 1' > prices/__init__.py\n",
     "it adds mock.py: import gc, which no mock needs": "pip install -q fast\necho 'import gc' > mock.py\n",
     "is installed and is no wheel of the index": "p=$(python3 -m site --user-site); mkdir -p $p/money-1.dist-info\n",
     "setup.sh ended with 1": "pip install -q fast money-fixture==3.0\n",

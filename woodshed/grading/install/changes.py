@@ -45,8 +45,8 @@ MAX_ADDED, MAX_ADDED_BYTES = 200, 512 << 10
 
 _PASSING = {"__pycache__", ".pytest_cache", ".hypothesis", ".mypy_cache", ".ruff_cache", "build", "dist", SCRATCH}
 _CONFIGURATION = {
-    "conftest.py", "sitecustomize.py", "usercustomize.py", "pytest.ini", ".pytest.ini", "pytest.toml", "tox.ini",
-    "setup.cfg", "setup.py", "pyproject.toml",
+    "conftest.py", "sitecustomize.py", "usercustomize.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml",
+    "tox.ini", "setup.cfg", "setup.py", "pyproject.toml",
 }  # fmt: skip
 
 
@@ -80,8 +80,15 @@ def changes(
     return added, problems[:10]
 
 
-def python_refusal(roots: Iterable[str], taken: Collection[str]) -> Refusal:
-    """Return the rule for Python projects. ``roots``: import roots; ``taken``: top-level modules that exist already."""
+def python_refusal(roots: Iterable[str], taken: Collection[str], files: Iterable[str] = ()) -> Refusal:
+    """Return the rule for Python projects. ``roots``: import roots; ``taken``: top-level modules that exist already.
+    ``files``: the repository's files, whose modules may get files of their own but not a copy below another root."""
+    roots = tuple(roots)
+    own: dict[str, set[str]] = {}
+    for file in files:
+        if file.endswith(".py"):
+            root, module = _import_name(file, roots)
+            own.setdefault(module, set()).add(root)
 
     def why(path: PurePosixPath) -> str:
         stem = path.name.removesuffix(".py")
@@ -89,7 +96,8 @@ def python_refusal(roots: Iterable[str], taken: Collection[str]) -> Refusal:
             return f", which {CONFIGURES}"
         if path.suffix == ".py" and (stem.startswith("test_") or stem.endswith("_test")):
             return OWN_TESTS
-        if (module := _import_name(str(path), roots)) in sys.stdlib_module_names or module in taken:
+        root, module = _import_name(str(path), roots)
+        if module in sys.stdlib_module_names or module in taken or root not in own.get(module, (root,)):
             return f", which {TAKES}"
         return f", {COMPILED}" if ".so" in path.suffixes else ""
 
@@ -101,11 +109,12 @@ def _passes(name: str, skipped: Collection[str]) -> bool:
     return path.suffix == ".pyc" or any(p in skipped or p.endswith(".egg-info") for p in path.parts)
 
 
-def _import_name(name: str, roots: Iterable[str]) -> str:
-    """Return the top-level module as which a file is importable from the import roots; empty if there is none."""
+def _import_name(name: str, roots: Iterable[str]) -> tuple[str, str]:
+    """Return the import root from which a file is importable, and its top-level module; both empty if there is none."""
     for root in sorted(roots, key=len, reverse=True):
         prefix = "" if root == "." else f"{root}/"
         if name.startswith(prefix):
             top = name.removeprefix(prefix).partition("/")[0]
-            return top.removesuffix(".py") if "/" in name.removeprefix(prefix) or name.endswith(".py") else ""
-    return ""
+            is_module = "/" in name.removeprefix(prefix) or name.endswith(".py")
+            return (root, top.removesuffix(".py")) if is_module else ("", "")
+    return "", ""

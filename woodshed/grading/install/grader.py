@@ -205,7 +205,8 @@ async def _left(task: Task, spec: InstallSpec, box: Sandbox) -> tuple[list[str],
     names = await installed_in(box)
     own = {_canonical(name) for name in spec.own}
     strange = [n for n in names if n not in spec.wheels and _canonical(n.rpartition("-")[0]) not in own]
-    added, problems = changes(task.workspace_files(), left, python_refusal(spec.roots, spec.taken))
+    before = task.workspace_files()
+    added, problems = changes(before, left, python_refusal(spec.roots, spec.taken, before))
     problems += [f"{name} is installed and is no wheel of the index" for name in strange[:3]]
     problems += [f"it adds {found}, which no mock needs" for found in needless(added)[:3]]  # they run beside the tests
     return sorted(n for n in names if n in spec.wheels), added, "; ".join(problems)
