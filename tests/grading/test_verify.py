@@ -240,3 +240,36 @@ def test_names_and_folders_of_a_box_are_at_most_a_rejected_submission(
         assert not alone.resolved and "does not fit" in alone.detail
 
     in_boxes(run)
+
+
+TEST_BESIDE = """import pytest
+from unittest import mock
+
+from shapes.measure import area
+
+
+def test_area():
+    assert area(2, 3) == pytest.approx(6) == mock.ANY
+"""
+
+
+def test_an_agents_own_test_beside_the_code_is_no_reason_to_refuse_its_fix(
+    tmp_path: Path, in_boxes: Callable[[Any], Any]
+) -> None:
+    fixed = toy.SHAPES.replace("width + height", "width * height")
+
+    async def run(backend: Any, layers: Any) -> None:
+        task = toy.toy_task(tmp_path / "toy", toy.pytest_layer(layers))
+
+        async def graded(name: str, code: str = fixed) -> Outcome:
+            files = {"shapes/measure.py": code.encode(), name: TEST_BESIDE.encode()}
+            return await grade(task, files, backend, layers)
+
+        for name in ("shapes/test_new.py", "shapes/new_test.py"):
+            assert (await graded(name)).resolved, name
+        refused = await graded("shapes/testing.py")
+        assert not refused.resolved and "shapes/testing.py: use of pytest.approx" in refused.detail
+        importing = await graded("shapes/test_new.py", f"from . import test_new\n{fixed}")
+        assert not importing.resolved and "test_new" in importing.detail, "it is not there"
+
+    in_boxes(run)

@@ -10,6 +10,7 @@ either.
 from __future__ import annotations
 
 import ast
+import asyncio
 import json
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -141,7 +142,7 @@ async def grade_by_tests(
     changed = changed_files(task, submission)
     moved = _moved(task, changed, known, submission) if task.withheld else {}
     versions = (known, task.solution_files(), moved)
-    found = screen(changed, *versions)
+    found = await asyncio.to_thread(screen, changed, *versions)  # takes seconds for large files
     if found and again is not None:
         found = await again(box, found, changed, *versions)
     if found:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,6 +12,7 @@ from time import perf_counter
 
 from woodshed.grading.install.grader import grade_install
 from woodshed.grading.node.grader import NODE, grade_node
+from woodshed.grading.node.screen import screen as screen_node
 from woodshed.record.task import Task, TaskError
 from woodshed.record.trajectory import Outcome
 from woodshed.sandbox.layers import LayerStore
@@ -20,12 +23,15 @@ from woodshed.sandbox.taskbox import box_spec
 from .cases import grade_cases
 from .crossing import DEFAULTS, Submission, collected, crossed_digest, crossing, submittable
 from .heldout import PYTEST, held_out
-from .pytest_grader import changed_files, grade_pytest
+from .pytest_grader import Screen, changed_files, grade_pytest
+from .pytest_screen import screen as screen_python
 from .settings import GradingSettings
 
 log = logging.getLogger(__name__)
 
 GRADERS = ("cases", "pytest", "node", "install")
+_SCREENS: dict[str, Screen] = {"pytest": screen_python, "node": screen_node}
+_TESTS = re.compile(r"(^|/)(test[-_][^/]*|[^/]*[-_.](test|spec))\.(py|[cm]?js)$")
 
 
 class GradeCache:
@@ -87,7 +93,7 @@ async def grade(
     """
     if task.info.grader not in GRADERS:
         raise TaskError(f"{task.path}/task.toml: grader {task.info.grader!r} is not one of {', '.join(GRADERS)}")
-    crossed = crossing(task.info, submission, settings)
+    crossed = await _without_own_tests(task, crossing(task.info, submission, settings))
     gone = [p for p in getattr(submission, "deleted", ()) if submittable(task.info, p)]
     key = (task.digest, crossed_digest(crossed, gone))
     if cache is not None and task.info.grader == "cases" and (known := cache.get(key)) is not None:
@@ -109,6 +115,19 @@ async def grade(
     if cache is not None and task.info.grader == "cases" and "timed out" not in outcome.detail:
         cache.put(key, outcome)
     return outcome
+
+
+async def _without_own_tests(task: Task, crossed: dict[str, bytes]) -> dict[str, bytes]:
+    """Leave out new test files that the screen would refuse: the grader runs its own tests, and those that an honest
+    agent writes beside the code may use what the code must not. No code can import them then."""
+    tests = {name: data for name, data in crossed.items() if _TESTS.search(name)}
+    if not tests or (screen := _SCREENS.get(task.info.grader)) is None:
+        return crossed
+    known = {*task.workspace_names(), *task.solution_files()}
+    new = [{name: data} for name, data in tests.items() if name not in known]
+    found = await asyncio.to_thread(lambda: [screen(file) for file in new])
+    refused = {name for file, constructs in zip(new, found, strict=True) if constructs for name in file}
+    return {name: data for name, data in crossed.items() if name not in refused}
 
 
 async def _graded(

@@ -14,7 +14,7 @@ _JUDGE = re.compile(
     r"(^|/)(tests?|testing)/|(^|/)(test_[^/]*|[^/]*_test|conftest|sitecustomize|usercustomize)\.py$"
     r"|(^|/)(pytest\.ini|tox\.ini|setup\.cfg|pyproject\.toml)$|\.pth$"
 )
-_NAMED = re.compile(r"[\w./-]*(?:tests?/|test_|conftest|sitecustomize|usercustomize|pytest\.ini|\.pth\b)[\w./-]*")
+_NAMED = re.compile(r"tests?/|test_|conftest|sitecustomize|usercustomize|pytest\.ini|\.pth\b")
 _WRITES = re.compile(r">>?\s*(\S+)|\b(?:tee|rm|mv|cp|chmod|touch|truncate|ln|sed\s+(?:-\S+\s+)*-i\S*|patch)\b([^;&|]*)")
 
 

@@ -244,8 +244,9 @@ async def _attempt(
         replies=episode.replies,
         fork=None if fork is None else fork.fork,
     )
-    # in a thread: terms may run programs (``style``) or read large files
+    # in threads: terms may run programs (``style``), and monitors read large files
     rewards = await asyncio.to_thread(arena.reward, task, trajectory, outcome)
     trajectory = replace(trajectory, rewards=rewards)
     ruling = await arena.judge.rule(id, seen) if arena.judge is not None else None
-    return watch(trajectory, seen, arena.monitors, training=source == "train", ruling=ruling)
+    training = source == "train"
+    return await asyncio.to_thread(watch, trajectory, seen, arena.monitors, training=training, ruling=ruling)

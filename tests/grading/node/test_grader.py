@@ -55,6 +55,19 @@ def test_a_fix_of_another_form_passes(task: Task, in_boxes: Boxes) -> None:
     assert outcome.resolved, outcome.detail
 
 
+def test_an_agents_own_test_beside_the_code_is_no_reason_to_refuse_its_fix(task: Task, in_boxes: Boxes) -> None:
+    fix = {"lib/measure.js": MEASURE.replace("width + height", "width * height").encode()}
+    test = b"const assert = require('assert');\nit('works', () => assert(require('./measure').area(2, 3) === 6));\n"
+
+    async def all_of(backend: Any, layers: Any) -> list[Any]:
+        names = ("lib/measure.test.js", "lib/test-measure.js", "lib/other.js")
+        return [await grade(task, fix | {name: test}, backend, layers) for name in names]
+
+    first, second, refused = in_boxes(all_of)
+    assert first.resolved and second.resolved, (first.detail, second.detail)
+    assert not refused.resolved and "lib/other.js" in refused.detail
+
+
 def test_half_a_fix_and_deleted_code_fail(task: Task, in_boxes: Boxes) -> None:
     half = MEASURE.replace("return width + height;", "return width === 2 ? 6 : 0;").encode()
 
