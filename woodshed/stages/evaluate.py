@@ -46,8 +46,8 @@ def evaluate_rl(recipe: Recipe, run: RunDirectory) -> None:
 
 
 async def _evaluate(recipe: Recipe, run: RunDirectory, name: str) -> None:
-    """Choose the temperature on the development tasks, then evaluate on the held-out tasks, and on real packages for
-    transfer. Raises RunFailing if a gradable task has no sample."""
+    """Choose the temperature on the development tasks, once, then evaluate on the held-out tasks, and on real packages
+    for transfer. Raises RunFailing if a gradable task has no sample."""
     settings = recipe.evaluate
     main = draw_by_digest(load_split(run, recipe.tasks.family, "heldout"), settings.tasks)
     transfer: list[Task] = []
@@ -81,7 +81,13 @@ async def _evaluate(recipe: Recipe, run: RunDirectory, name: str) -> None:
             tried_at = replace(arena, temperature=at)
             return mean_over_tasks(await results(tried_at, dev, f"{name}-dev-{at:g}", settings.dev_samples))
 
-        temperature, tried = await choose_temperature(settings.temperatures, on_dev)
+        choice = run.read_result_of(f"{name}-temperature")
+        if not choice:
+            temperature, tried = await choose_temperature(settings.temperatures, on_dev)
+            choice = {"temperature": temperature, "dev_pass1": {f"{at:g}": value for at, value in tried.items()}}
+            # Development samples that were lost are run again after a kill, and must not change the choice by then.
+            run.write_result_of(f"{name}-temperature", choice)
+        temperature = choice["temperature"]
         arena = replace(arena, temperature=temperature)
         solved = await results(arena, main, name, settings.samples)
         on_packages = await results(arena, transfer, f"{name}-packages", settings.package_samples)
@@ -106,8 +112,7 @@ async def _evaluate(recipe: Recipe, run: RunDirectory, name: str) -> None:
         {
             "pass1": rate,
             "note": note,
-            "temperature": temperature,
-            "dev_pass1": {f"{at:g}": value for at, value in tried.items()},
+            **choice,
             "held_out_key": key_digest(grading),
         },
     )
