@@ -107,7 +107,9 @@ def build_report(run: Run, console: Console, expected: Expected | None = None) -
     kinds = _kinds(run.root)
     stages = {path.stem for path in (run.root / "stages").glob("*.json")}
     found = {name: evaluation(store, name, kinds) for name in arms_of({BEFORE, *stages})}
-    arms = {name: known for name, known in found.items() if known is not None}
+    known = {name: arm for name, arm in found.items() if arm is not None}
+    samples = min((arm.samples for arm in known.values()), default=0)
+    arms = {name: arm.best_of(samples) for name, arm in known.items()}
     before, after = arms.get(BEFORE), arms.get(AFTER)
     if before is None:
         raise ReportError(f"{run.root}: no evaluation yet; the run has not come that far")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,15 @@ class Evaluation:
     """Share of the later attempts that would pass if each were a first attempt (``rate_if_fresh``)."""
     kinds: dict[str, tuple[int, float]] = field(default_factory=dict)
     flagged: dict[str, int] = field(default_factory=dict)
+    counts: list[tuple[int, int]] = field(default_factory=list)
+    """Number of graded samples of each task, and number of those that are solved."""
+
+    def best_of(self, samples: int) -> Evaluation:
+        """Return this evaluation with best-of-k for k = ``samples``, at most its own: an evaluation that lost samples
+        has a smaller k than another, and only figures of one k can be compared."""
+        if samples == self.samples:
+            return self
+        return replace(self, samples=samples, best_by_task=[pass_at_k(n, c, samples) for n, c in self.counts])
 
     @property
     def pass1(self) -> Estimate:
@@ -52,8 +61,8 @@ class Evaluation:
 
     @property
     def submitted(self) -> float:
-        """Share of episodes that the agent ended itself."""
-        return self.statuses.get("submitted", 0) / sum(self.statuses.values())
+        """Share of episodes that the agent ended itself, of those that no infrastructure error ended."""
+        return self.statuses.get("submitted", 0) / sum(n for status, n in self.statuses.items() if status != INFRA)
 
 
 def evaluation(store: TrajectoryStore, name: str, kinds: dict[str, str] | None = None) -> Evaluation | None:
@@ -68,9 +77,10 @@ def evaluation(store: TrajectoryStore, name: str, kinds: dict[str, str] | None =
     if not by_task:
         return None
     tasks = sorted(by_task)
+    graded = [row for task in tasks for row in by_task[task]]
     samples = min(len(by_task[t]) for t in tasks)
     solved = {t: sum(bool(r["resolved"]) for r in by_task[t]) for t in tasks}
-    groups = sorted({row["group_id"] for task in tasks for row in by_task[task]})
+    groups = sorted({row["group_id"] for row in graded})
     episodes = [[t.events for t in store.group(group) if t.status != INFRA] for group in groups]
     first, later = attempt_rates(events for of_task in episodes for events in of_task)
     by_kind: dict[str, list[float]] = {}
@@ -83,12 +93,13 @@ def evaluation(store: TrajectoryStore, name: str, kinds: dict[str, str] | None =
         best_by_task=[pass_at_k(len(by_task[t]), solved[t], samples) for t in tasks],
         samples=samples,
         statuses=dict(Counter(r["status"] for r in rows)),
-        effort={key: float(np.mean([r["effort"][key] for r in rows])) for key in EFFORT},
+        effort={key: float(np.mean([r["effort"][key] for r in graded])) for key in EFFORT},
         first_attempts=first,
         later_attempts=later,
         later_if_fresh=rate_if_fresh(episodes),
         kinds={k: (len(v), float(np.mean(v))) for k, v in sorted(by_kind.items()) if k},
         flagged=flagged(rows),
+        counts=[(len(by_task[t]), solved[t]) for t in tasks],
     )
 
 
@@ -99,7 +110,10 @@ def flagged(rows: Iterable[dict[str, Any]]) -> dict[str, int]:
 
 
 def gains(before: Evaluation, after: Evaluation) -> tuple[Estimate, Estimate]:
-    """Return the paired gains in pass@1 and best-of-k, over the tasks of both evaluations."""
+    """Return the paired gains in pass@1 and best-of-k, over the tasks of both evaluations. k is that of the one with
+    fewer samples."""
+    samples = min(before.samples, after.samples)
+    before, after = before.best_of(samples), after.best_of(samples)
     b = dict(zip(before.tasks, zip(before.pass1_by_task, before.best_by_task), strict=True))
     a = dict(zip(after.tasks, zip(after.pass1_by_task, after.best_by_task), strict=True))
     tasks = sorted(set(a) & set(b))
@@ -119,12 +133,13 @@ def telling_pairs(
     ranked = sorted(set(a) & set(b), key=lambda t: (b[t] - a[t], t))
     pairs = []
     for task in ranked[:count]:
-        first = [t for t in store.group(group_name(before.name, task)) if not (t.outcome and t.outcome.resolved)]
-        second = [t for t in store.group(group_name(after.name, task)) if t.outcome and t.outcome.resolved]
-        left = first or store.group(group_name(before.name, task))
-        right = second or store.group(group_name(after.name, task))
+        left, right = (
+            [t for t in store.group(group_name(of.name, task)) if t.status != INFRA] for of in (before, after)
+        )
+        first = [t for t in left if not (t.outcome and t.outcome.resolved)]
+        second = [t for t in right if t.outcome and t.outcome.resolved]
         if left and right:
-            pairs.append((left[0], right[0]))
+            pairs.append(((first or left)[0], (second or right)[0]))
     return pairs
 
 

@@ -1,0 +1,59 @@
+"""The figures of a run's report where infrastructure errors took some of the samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from woodshed.evaluate.run import group_name
+from woodshed.record.store import TrajectoryStore
+from woodshed.record.trajectory import Effort, Outcome, Trajectory
+from woodshed.rollout.failures import INFRA
+from woodshed.view.summary import evaluation, gains, telling_pairs
+
+
+def stored(folder: Path, lost: int) -> TrajectoryStore:
+    """Store two evaluations of 8 tasks x 4 samples, of which one passes; ``before`` lost samples of the first task."""
+    store = TrajectoryStore(folder)
+    for name in ("before", "after"):
+        for task in (f"t/{n}" for n in range(8)):
+            for sample in range(4):
+                group, gone = group_name(name, task), name == "before" and task == "t/0" and sample < lost
+                store.add(
+                    Trajectory(
+                        f"{group}:{sample:02d}",
+                        task,
+                        group,
+                        "eval",
+                        "h",
+                        "p",
+                        INFRA if gone else "submitted",
+                        outcome=None if gone else Outcome(sample == 3),
+                        effort=Effort() if gone else Effort(turns=4),
+                    )
+                )
+    return store
+
+
+def test_best_of_k_is_compared_at_one_k(tmp_path: Path) -> None:
+    store = stored(tmp_path, lost=2)
+    before, after = evaluation(store, "before"), evaluation(store, "after")
+    assert before is not None and after is not None
+    assert (before.samples, after.samples) == (2, 4) and after.best.mean == 1.0
+    # Best of two of four samples, one of which passes, is 1/2; the first task has one of two before.
+    assert before.best.mean == pytest.approx((7 * 0.5 + 1) / 8) and after.best_of(2).best.mean == 0.5
+    assert gains(before, after)[1].mean == pytest.approx(-0.5 / 8)
+    assert gains(after, before)[1].mean == pytest.approx(0.5 / 8)
+    store.close()
+
+
+def test_lost_samples_are_not_the_policys(tmp_path: Path) -> None:
+    store = stored(tmp_path, lost=2)
+    before, after = evaluation(store, "before"), evaluation(store, "after")
+    assert before is not None and after is not None
+    assert before.statuses == {INFRA: 2, "submitted": 30} and before.submitted == 1.0
+    assert before.effort["turns"] == 4.0
+    shown = {left.task: left for left, _ in telling_pairs(store, before, after, count=8)}
+    assert len(shown) == 8 and {left.status for left in shown.values()} == {"submitted"}
+    store.close()
