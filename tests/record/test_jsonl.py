@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import pytest
+from limits import soft_limit
 
 from woodshed.record.jsonl import GrowingRows, JsonLines, read_jsonl
 
@@ -23,6 +25,18 @@ def test_a_torn_line_is_cut_off_and_the_next_one_stands_alone(tmp_path: Path) ->
         again.append({"n": 9})
         assert [r["n"] for r in again.rows()] == [0, 1, 9]
     assert again.rows()[1]["text"] == "zwei\nZeilen, ü"
+
+
+def test_a_row_that_does_not_fit_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    lines = JsonLines(path)
+    lines.append({"n": 0})
+    whole = path.read_bytes()
+    with soft_limit(resource.RLIMIT_FSIZE, len(whole) + 5), pytest.raises(OSError, match="No space left on device"):
+        lines.append({"n": 1})
+    assert path.read_bytes() == whole
+    lines.append({"n": 2})
+    assert [row["n"] for row in lines.rows()] == [0, 2]
 
 
 @pytest.mark.parametrize("tail", [0, 1, 65_535, 65_536, 65_537, 200_000])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 from pathlib import Path
@@ -66,9 +67,13 @@ class JsonLines:
         return read_jsonl(self.path)
 
     def append(self, row: dict[str, Any]) -> None:
+        """Append a row. Raises OSError if it cannot be written whole; nothing of it is left in the file then."""
+        data = (json.dumps(row) + "\n").encode()
         fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
-            os.write(fd, (json.dumps(row) + "\n").encode())
+            if (written := os.write(fd, data)) < len(data):  # the disk is full
+                os.ftruncate(fd, os.fstat(fd).st_size - written)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
         finally:
             os.close(fd)
 
