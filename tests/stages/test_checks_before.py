@@ -3,11 +3,13 @@
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from s3 import S3Server
 
-from woodshed.recipe.load import RecipeError, load_recipe
-from woodshed.record.run_directory import RunDirectory, write_json
-from woodshed.run.run import RunError, check_machine
+from woodshed.evaluate.arms import ADOPT
+from woodshed.recipe.load import RecipeError, dump_recipe, load_recipe
+from woodshed.record.run_directory import RunDirectory, write_json, write_text
+from woodshed.run.run import RunError, check_machine, run_recipe
 from woodshed.weights.chain import Publisher
 
 SMOKE = Path(__file__).parents[2] / "recipes" / "smoke.toml"
@@ -28,6 +30,35 @@ def test_a_bucket_is_asked_before_anything_starts(tmp_path: Path, s3: S3Server) 
     write_json(tmp_path / "stages" / "sft.json", {})
     check(url, tmp_path)
     assert RunDirectory(tmp_path).chain(url) == url and RunDirectory(tmp_path).chain("") == str(tmp_path / "weights")
+
+
+def test_a_run_that_goes_on_from_another_continues_its_own_chain(tmp_path: Path, s3: S3Server) -> None:
+    url, earlier, run = f"s3://woodshed/{tmp_path.name}-on", tmp_path / "earlier", RunDirectory(tmp_path / "run")
+    write_text(earlier / "recipe.toml", dump_recipe(load_recipe(SMOKE)))
+    recipe = load_recipe(SMOKE, [f'policy.source="{earlier}"', "seed=1", f'weights.store="{url}"'])
+    for stage in ("tasks", "packages", ADOPT, "before"):
+        run.finish_stage(stage, {})
+    Publisher(url).publish(3, {})
+    check_machine(recipe, run)
+    with pytest.raises(RunError, match=r"policy\.source: .*earlier is not finished"):
+        check_machine(recipe, run, fresh=True)
+
+
+def test_a_fresh_run_is_checked_before_an_earlier_one_is_deleted(tmp_path: Path, s3: S3Server) -> None:
+    url, run = f"s3://woodshed/{tmp_path.name}-fresh", RunDirectory(tmp_path / "run")
+    write_text(run.recipe, dump_recipe(load_recipe(SMOKE)))
+    for stage in ("packages", "demos", "sft"):
+        run.finish_stage(stage, {})
+    Publisher(url).publish(3, {})
+    for override, said in (
+        ('policy.source="absent"', r"policy\.source: absent has no config\.json"),
+        ("learn.demonstrations.conversations=['absent.jsonl']", r"absent\.jsonl: cannot be read"),
+        (f'weights.store="{url}"', "already has versions up to 3, of another run"),
+    ):
+        check_machine(load_recipe(SMOKE, [override]), run)
+        with pytest.raises(RunError, match=said):
+            run_recipe(SMOKE, out=run.root, overrides=[override], fresh=True, console=Console())
+        assert run.stage_result("sft") is not None
 
 
 def test_an_algorithm_is_loaded_before_anything_starts(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def run_recipe(recipe_path: Path, *, out: Path | None, overrides: Sequence[str],
         raise RunError(str(error)) from None
     run = RunDirectory((out or Path("runs") / recipe.name).absolute())
     try:
-        check_machine(recipe, run)
+        check_machine(recipe, run, fresh=fresh)
     except DirectoryError as error:
         raise RunError(str(error)) from None
     with claim(run, recipe, fresh=fresh):
@@ -159,19 +159,23 @@ def _differences(known: dict[str, Any], wanted: dict[str, Any], prefix: str = ""
     return found
 
 
-def check_machine(recipe: Recipe, run: RunDirectory) -> None:
-    """Check what would otherwise make the run fail much later. Raises RunError."""
+def check_machine(recipe: Recipe, run: RunDirectory, *, fresh: bool = False) -> None:
+    """Check what would otherwise make the run fail much later. ``fresh``: nothing of an earlier run in its directory
+    will be left. Raises RunError."""
+
+    def over(stage: str) -> bool:
+        return not fresh and run.stage_result(stage) is not None
 
     place = next(p for p in (run.root, *run.root.parents) if p.is_dir())
     free = shutil.disk_usage(place).free
     if free < 1 << 30:
         raise RunError(f"{run.root}: only {free >> 20} MiB free on this disk; a run needs at least 1 GiB; make space")
-    if run.stage_result(ADOPT) is not None:
+    if over(ADOPT):
         pass  # everything needed from the earlier run was already taken over
     elif (earlier := earlier_run(recipe)) is not None:
         _check_earlier(recipe, earlier)
-    elif run.stage_result("sft") is None:
-        _check_given(recipe, run)
+    elif not over("sft"):
+        _check_given(recipe, read=over("demos"))
     if recipe.policy.device == "cuda":
         from woodshed.policy.device import resolve  # imports torch, which takes a second
 
@@ -189,13 +193,13 @@ def check_machine(recipe: Recipe, run: RunDirectory) -> None:
             judge_key(recipe.rl.judge)
         except JudgeError as error:
             raise RunError(str(error)) from None
-    if recipe.tasks.packages and run.stage_result("packages") is None:
+    if recipe.tasks.packages and not over("packages"):
         if recipe.tasks.packages.folder:
             _check_folder(recipe, recipe.tasks.packages.folder)
         else:
             _check_packages(recipe.tasks.packages)
     if recipe.weights.store:
-        _check_store(recipe, run)
+        _check_store(recipe, begun=over("sft") or over(ADOPT))
     try:
         cache_directory()
         check_boxes(recipe.sandbox)
@@ -203,14 +207,15 @@ def check_machine(recipe: Recipe, run: RunDirectory) -> None:
         raise RunError(str(error)) from None
 
 
-def _check_store(recipe: Recipe, run: RunDirectory) -> None:
-    """Raise RunError unless the bucket answers and the chains in it are this run's own."""
+def _check_store(recipe: Recipe, *, begun: bool) -> None:
+    """Raise RunError unless the bucket answers and the chains in it are this run's own, which may have ``begun``
+    them."""
     for url in (each.beside(recipe.weights.store) for each in rounds_of(recipe)):
         try:
             head = Head(url)()
         except (ChainError, OSError) as error:
             raise RunError(f"weights.store: {error}") from None
-        if head is not None and run.stage_result("sft") is None:
+        if head is not None and not begun:
             raise RunError(
                 f"weights.store: {url} already has versions up to {head}, of another run; choose another prefix"
             )
@@ -267,12 +272,13 @@ def _check_earlier(recipe: Recipe, earlier: RunDirectory) -> None:
         raise RunError(problem)
 
 
-def _check_given(recipe: Recipe, run: RunDirectory) -> None:
-    """Raise RunError unless the policy and the conversations to start from can be read, if they still have to be."""
+def _check_given(recipe: Recipe, *, read: bool) -> None:
+    """Raise RunError unless the policy and the conversations to start from can be read. ``read``: the latter were read
+    already."""
     if recipe.policy.source not in ("scratch", "smollm2"):
         _check_policy(Path(recipe.policy.source))
     try:
-        for _ in read_conversations(recipe.learn.demonstrations.conversations if not run.stage_result("demos") else ()):
+        for _ in read_conversations(() if read else recipe.learn.demonstrations.conversations):
             pass
     except ConversationError as error:
         raise RunError(f"learn.demonstrations.conversations: {error}") from None
