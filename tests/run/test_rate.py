@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import shutil
 from collections.abc import Sequence
@@ -19,13 +20,14 @@ from woodshed.gateway.app import build_app
 from woodshed.gateway.client import GatewayAdmin
 from woodshed.harness.settings import HarnessSettings
 from woodshed.policy.formats import get_format
+from woodshed.recipe.load import load_recipe
 from woodshed.record.history import Mark, note_mark, read_history
 from woodshed.record.run_directory import RunDirectory
 from woodshed.record.store import TrajectoryStore
 from woodshed.record.task import Task, TaskError
 from woodshed.rollout.agent import BuiltinAgent
 from woodshed.rollout.rollout import Arena
-from woodshed.run.rate import Rated, chosen, rate_from, rate_in, rollouts_of
+from woodshed.run.rate import Plan, Rated, RatingError, chosen, rate, rate_from, rate_in, rollouts_of
 from woodshed.sandbox import open_backend
 from woodshed.sandbox.layers import LayerStore
 from woodshed.stages.tasks import built_tasks
@@ -186,3 +188,15 @@ def test_wrong_arguments_are_named(synthetic_tasks: list[Task], tmp_path: Path) 
     assert "say with --recipe in which harness" in said("--policy", str(tmp_path))
     assert "no run directory with trajectories" in said("--from", str(tmp_path))
     assert "--split some: there are train, heldout, all" in said("--policy", str(tmp_path), "--split", "some")
+
+
+def test_a_folder_of_rollouts_has_one_writer(tmp_path: Path) -> None:
+    store = tmp_path / ".rollouts"
+    store.mkdir()
+    policy, recipe = tmp_path / "absent", load_recipe("smoke")
+    with (store / ".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(RatingError, match=r"another rating stores its rollouts in .*; wait for it"):
+            rate(Plan(policy, recipe, 1, store), [], lambda *_: None)
+    with pytest.raises(FileNotFoundError, match="absent"):  # it goes on to read the policy
+        rate(Plan(policy, recipe, 1, store), [], lambda *_: None)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -114,15 +116,31 @@ def plan(policy: Path, recipe: Path | None, overrides: Sequence[str], rollouts: 
 
 def rate(plan: Plan, tasks: Sequence[Task], progress: Progress) -> Rated:
     """Serve the policy, run it on the tasks, and store the ratings; if killed, the same call continues where it was.
-    Raises RatingError, and SandboxError if a task's layer is missing."""
-    progress(0, 0, f"reading {plan.folder}")
-    checkpoint = checkpoint_digest(plan.folder)
-    progress(0, 0, "starting the policy server")
+    Raises RatingError, also if another process stores rollouts in the same folder, and SandboxError if a task's layer
+    is missing."""
     try:
-        with served(plan.recipe, plan.folder) as (folder, supervisor):
-            return asyncio.run(_rate(plan, tasks, checkpoint, folder, supervisor, progress))
+        with _claimed(plan.store):
+            progress(0, 0, f"reading {plan.folder}")
+            checkpoint = checkpoint_digest(plan.folder)
+            progress(0, 0, "starting the policy server")
+            with served(plan.recipe, plan.folder) as (folder, supervisor):
+                return asyncio.run(_rate(plan, tasks, checkpoint, folder, supervisor, progress))
     except (DirectoryError, ProgramFailed, RunFailing) as error:
         raise RatingError(str(error)) from None
+
+
+@contextmanager
+def _claimed(store: Path) -> Iterator[None]:
+    """Create and lock the folder of rollouts: two processes that compact one store delete each other's shards."""
+    store.mkdir(parents=True, exist_ok=True)
+    with (store / ".lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise RatingError(
+                f"another rating stores its rollouts in {store}; wait for it, or choose another folder with --store"
+            ) from None
+        yield
 
 
 async def _rate(
