@@ -25,7 +25,9 @@ from woodshed.record.history import Mark, note_mark, read_history
 from woodshed.record.run_directory import RunDirectory
 from woodshed.record.store import TrajectoryStore
 from woodshed.record.task import Task, TaskError
+from woodshed.record.trajectory import Outcome, Trajectory
 from woodshed.rollout.agent import BuiltinAgent
+from woodshed.rollout.forking import FORK_OF
 from woodshed.rollout.rollout import Arena
 from woodshed.run.rate import Plan, Rated, RatingError, chosen, rate, rate_from, rate_in, rollouts_of
 from woodshed.sandbox import open_backend
@@ -154,6 +156,31 @@ def test_from_what_a_run_has_stored(synthetic_tasks: list[Task], tmp_path: Path)
     assert read_history(synthetic_tasks[0]).ratings == (*before, rating)
     changed = SimpleNamespace(**{"name": name, "instruction": "another one", "path": synthetic_tasks[0].path})
     assert rate_from(run, [changed]).left_out == {name: "its instruction was another one in that run"}  # type: ignore[list-item]
+
+
+def test_forks_are_no_rollouts_of_a_task(synthetic_tasks: list[Task], tmp_path: Path) -> None:
+    run, task = RunDirectory(tmp_path), synthetic_tasks[1]
+    run.recipe.write_text('name = "mine"\n')
+    store = TrajectoryStore(run.trajectories)
+    for id, solved, labels in (("g0-00", True, {}), ("g0-01", False, {}), ("g0-01.f0", True, {FORK_OF: "g0-01"})):
+        told = [{"role": "user", "content": task.instruction}]
+        store.add(
+            Trajectory(
+                id,
+                task.name,
+                "g0",
+                "train",
+                "h",
+                "p",
+                "submitted",
+                messages=told,
+                outcome=Outcome(solved),
+                labels=labels,
+            )
+        )
+    store.close()
+    ((_, rating),) = rate_from(run, [task]).new
+    assert (rating.solved, rating.rollouts) == (1, 2)
 
 
 def test_runs_leave_out_what_is_marked_and_the_screens_say_so(synthetic_tasks: list[Task], tmp_path: Path) -> None:

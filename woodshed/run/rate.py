@@ -21,6 +21,7 @@ from woodshed.record.run_directory import DirectoryError, RunDirectory
 from woodshed.record.store import TrajectoryStore
 from woodshed.record.task import Task, TaskError
 from woodshed.rollout.failures import INFRA, RunFailing
+from woodshed.rollout.forking import FORK_OF
 from woodshed.rollout.rollout import Arena
 from woodshed.sandbox.settings import RAY
 from woodshed.sandbox.taskbox import box_spec
@@ -224,16 +225,17 @@ async def rate_in(
 
 
 def rate_from(run: RunDirectory, tasks: Sequence[Task]) -> Rated:
-    """Rate ``tasks`` from the trajectories of a run: of its evaluations and of the groups it trained on. A task whose
-    instruction has changed since is left out. Raises RatingError if no trajectory is of these tasks."""
+    """Rate ``tasks`` from the trajectories of a run: of its evaluations and of the groups it trained on, without forks.
+    A task whose instruction has changed since is left out. Raises RatingError if no trajectory is of these tasks."""
     if not run.recipe.exists() or not run.trajectories.is_dir():
         raise RatingError(f"--from {run.root}: no run directory with trajectories")
     named, found = {task.name: task for task in tasks}, Rated()
     same: dict[str, bool] = {}
     store = TrajectoryStore(run.trajectories)
     try:
-        for rows in _groups(store, "source IN ('eval', 'train')").values():
-            task = named.get(rows[0]["task"])
+        for everyone in _groups(store, "source IN ('eval', 'train')").values():
+            rows = [row for row in everyone if FORK_OF not in row["labels"]]  # a fork begins in the middle of another
+            task = named.get(rows[0]["task"]) if rows else None
             if task is None:
                 continue
             if task.name not in same:
