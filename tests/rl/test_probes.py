@@ -6,10 +6,12 @@ import asyncio
 import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from gateway.parts import HERMES
 
+from woodshed.record.run_directory import RunDirectory
 from woodshed.record.store import TrajectoryStore
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Outcome, Trajectory
@@ -17,7 +19,7 @@ from woodshed.rl.forks import ForkSettings
 from woodshed.rl.ledger import Ledger
 from woodshed.rl.settings import DynamicSamplingSettings, RLSettings
 from woodshed.sandbox.backends.namespace.backend import probe_namespace
-from woodshed.stages.baselines import _groups, _samples
+from woodshed.stages.baselines import _samples, tasks_of_rl
 from woodshed.stages.rl import describe
 
 from .test_conservation import count, interrupted
@@ -113,8 +115,17 @@ def test_rejection_sampling_gets_no_fewer_rollouts_than_rl() -> None:
     assert _samples(whole, 12, rl) == 5
     forked = whole.model_copy(update={"algorithm": "tree", "forks": ForkSettings(count=1)})
     assert _samples(forked, 5, rl) == 9 and _samples(forked, 4, rl) == 10, "a member and its fork, of each of five"
-    assert _groups(whole, {"batched": 9}) == 9
-    assert _groups(whole, {"batched": 9, "flat": 20, "stale": 3}) == 29, "of tasks that dynamic sampling used up, too"
+
+
+def test_rejection_sampling_gets_the_tasks_of_rl_also_those_of_replaced_groups(tmp_path: Path) -> None:
+    run, tasks = RunDirectory(tmp_path), [SimpleNamespace(name=f"t/{n}") for n in range(9)]
+    ledger = Ledger(run.ledger)
+    for position, name in enumerate(("t/7", "t/2", "made by the run", "t/5")):
+        group = ledger.dispatch(name, position, 0, 2)
+        ledger.finish(group.id, "flat" if position else "ready", fates={}, step=1 if position else None)
+    ledger.close()
+    assert [task.name for task in tasks_of_rl(tasks, run)] == ["t/2", "t/5", "t/7", "t/0"]  # type: ignore[arg-type]
+    assert _samples(SETTINGS, 0, {"rollouts": {"dispatched": 0}}) == 5, "without steps there are no tasks"
 
 
 def test_as_many_probes_as_members_are_all_at_once(tmp_path: Path) -> None:

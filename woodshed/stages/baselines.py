@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import uvloop
@@ -13,6 +13,8 @@ from woodshed.evaluate.run import Sofar, evaluate
 from woodshed.recipe.recipe import Recipe
 from woodshed.record.run_directory import RunDirectory
 from woodshed.record.store import TrajectoryStore
+from woodshed.record.task import Task
+from woodshed.rl.ledger import Ledger
 from woodshed.rl.settings import RLSettings
 
 from .arena import open_arena
@@ -37,7 +39,7 @@ def sample(recipe: Recipe, run: RunDirectory) -> None:
 
 async def _sample(recipe: Recipe, run: RunDirectory) -> None:
     settings, rl = recipe.rl, run.read_result_of("rl")
-    tasks = load_split(run, recipe.tasks.family, "train")[: _groups(settings, rl)]
+    tasks = tasks_of_rl(load_split(run, recipe.tasks.family, "train"), run)
     store, pace = TrajectoryStore(run.trajectories), Pace()
 
     def report(sofar: Sofar) -> None:
@@ -63,16 +65,19 @@ async def _sample(recipe: Recipe, run: RunDirectory) -> None:
     )
 
 
-def _groups(settings: RLSettings, rl: Mapping[str, Any]) -> int:
-    """Return the number of groups that RL ran to fill its batches, including those that dynamic sampling replaced.
-    ``rl``: result of the stage, with the number of groups by state."""
-    return settings.steps * settings.groups_per_step + int(rl.get("flat", 0))
+def tasks_of_rl(tasks: Sequence[Task], run: RunDirectory) -> list[Task]:
+    """Return as many of the training ``tasks`` as RL has used: those that it used, and others in place of tasks that
+    the run made itself. With dynamic sampling these are more than its batches hold."""
+    ledger = Ledger(run.ledger)
+    used = ledger.dispatched()
+    ledger.close()
+    return sorted(tasks, key=lambda task: task.name not in used)[: len(used)]
 
 
 def _samples(settings: RLSettings, tasks: int, rl: Mapping[str, Any]) -> int:
     """Return the number of samples of each task: the group size, or with ``rl.probes``, where smaller groups are
     common, and with ``rl.forks``, where larger ones are, as many as RL had on average, rounded up."""
-    if settings.probes is None and not settings.forks.count:
+    if not tasks or (settings.probes is None and not settings.forks.count):
         return settings.group_size
     most = settings.group_size * (1 + settings.forks.count)
     return min(most, math.ceil(rl["rollouts"]["dispatched"] / tasks))
