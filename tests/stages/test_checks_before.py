@@ -1,6 +1,8 @@
 """Checks before a run starts: its bucket answers, and its algorithm can be loaded."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -8,8 +10,10 @@ from s3 import S3Server
 
 from woodshed.evaluate.arms import ADOPT
 from woodshed.recipe.load import RecipeError, dump_recipe, load_recipe
+from woodshed.recipe.recipe import Recipe
 from woodshed.record.run_directory import RunDirectory, write_json, write_text
-from woodshed.run.run import RunError, check_machine, run_recipe
+from woodshed.run.run import RunError, _check_folder, check_machine, run_recipe
+from woodshed.stages.tasks import is_for_development
 from woodshed.weights.chain import Publisher
 
 SMOKE = Path(__file__).parents[2] / "recipes" / "smoke.toml"
@@ -74,3 +78,24 @@ def test_an_algorithm_is_loaded_before_anything_starts(tmp_path: Path) -> None:
     ):
         with pytest.raises(RecipeError, match=said):
             load_recipe(SMOKE, [override])
+
+
+def test_training_tasks_that_are_for_development_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def task(number: int, split: str) -> Any:
+        info = SimpleNamespace(split=split, key=f"{split}-{number}", layers=())
+        return SimpleNamespace(name=info.key, info=info)
+
+    tasks = [*(task(n, "train") for n in range(48)), task(0, "heldout")]
+    aside = sum(map(is_for_development, tasks[:-1]))
+    assert 0 < aside < 24
+    monkeypatch.setattr("woodshed.run.run.built_tasks", lambda folder: (tasks, ""))
+    monkeypatch.setattr("woodshed.run.run.must_search", lambda task: False)
+
+    def recipe(groups: int, temperatures: str) -> Recipe:
+        few = [f"rl={{steps={groups}, groups_per_step=1, group_size=4}}", f"evaluate.temperatures={temperatures}"]
+        return load_recipe("smollm2", ["tasks.packages.folder=mine", *few])
+
+    _check_folder(recipe(48, "[1.0]"), "mine")
+    _check_folder(recipe(48 - aside, "[0.3, 1.0]"), "mine")
+    with pytest.raises(RunError, match=rf"has {48 - aside} training tasks besides {aside} for development"):
+        _check_folder(recipe(48, "[0.3, 1.0]"), "mine")

@@ -33,7 +33,7 @@ from woodshed.stages.boxes import check_boxes, layer_store
 from woodshed.stages.conversations import ConversationError, read_conversations
 from woodshed.stages.demonstrator import must_search
 from woodshed.stages.failures import disk_problem
-from woodshed.stages.tasks import built_tasks, settle_key
+from woodshed.stages.tasks import built_tasks, lacking_packages, settle_key, split_of
 from woodshed.tasks.packages.catalogue import load_catalogue
 from woodshed.tasks.packages.index import Index, PackageError
 from woodshed.tasks.packages.source import is_cached
@@ -241,14 +241,10 @@ def _check_folder(recipe: Recipe, folder: str) -> None:
             layer_store().path(name)
     except (TaskError, SandboxError) as error:
         raise RunError(f"tasks.packages.folder: {error}") from None
-    count = Counter(task.info.split for task in tasks)
-    needed = recipe.rl.steps * recipe.rl.groups_per_step if recipe.tasks.main == "packages" else 0
-    if count["train"] < needed:
-        raise RunError(
-            f"tasks.packages.folder: {folder} has {count['train']} training tasks"
-            f"{f' ({left_out})' if left_out else ''}, and rl.steps x rl.groups_per_step needs {needed} (a prompt is "
-            "never trained twice); build more with --per-source, or lower rl.steps"
-        )
+    count = Counter(split_of(task, recipe) for task in tasks)
+    if lacking := lacking_packages(count, recipe):
+        out = f" ({left_out})" if left_out else ""
+        raise RunError(f"tasks.packages.folder: {folder}{out} {lacking} (`woodshed tasks build --per-source`)")
     if recipe.tasks.main == "packages" and "grep" not in recipe.harness.tools:
         lost = [task for task in tasks if must_search(task)]
         if lost:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 from collections import Counter
 
@@ -21,7 +20,7 @@ from woodshed.tasks.validate.gates import check_task
 from .boxes import backend_of, layer_store
 from .demonstrator import must_search
 from .failures import StageFailed
-from .tasks import built_tasks, task_folder
+from .tasks import built_tasks, lacking_packages, split_of, task_folder
 
 
 def make_tasks(recipe: Recipe, run: RunDirectory) -> None:
@@ -136,29 +135,23 @@ def make_packages(recipe: Recipe, run: RunDirectory) -> None:
             await backend.close()
 
     tasks, left_out = built_tasks(settings.folder) if settings.folder else (asyncio.run(build()), "")
-    develop = recipe.tasks.main == "packages" and len(recipe.evaluate.temperatures) > 1
+    splits: Counter[str] = Counter()
     for task in tasks:
-        split = task.info.split
-        if develop and split == "train" and is_for_development(task):
-            split = "dev"
+        split = split_of(task, recipe)
+        splits[split] += 1
         folder = task_folder(run, "packages", split)
         folder.mkdir(parents=True, exist_ok=True)
         link = folder / task.path.name
         if not link.exists():
             link.symlink_to(os.path.relpath(task.path, folder))  # the run directory may be moved
-    splits = Counter(t.info.split for t in tasks)
+    if lacking := lacking_packages(splits, recipe):
+        raise StageFailed(f"tasks.packages {lacking}")
     packages = len({t.info.provenance.get("package", "") for t in tasks})
-    note = f"{len(tasks)} tasks from {packages} packages ({splits['train']} train, {splits['heldout']} held out)"
+    parts = f"{splits['train']} train, {splits['heldout']} held out"
+    parts += f", {splits['dev']} for development" if splits["dev"] else ""
+    note = f"{len(tasks)} tasks from {packages} packages ({parts})"
     note += f"; {left_out}" if left_out else ""
     run.write_result_of("packages", {"tasks": len(tasks), "packages": packages, "note": note})
-
-
-def is_for_development(task: Task) -> bool:
-    """Return whether a training task of a real package is used for development (choice of settings) instead of
-    training: an eighth of them, chosen by the function that the task is about, so that all tasks of a function are on
-    the same side."""
-    key = task.info.key or task.name
-    return hashlib.sha256(f"dev:{key}".encode()).digest()[0] < 32
 
 
 async def _gate(recipe: Recipe, run: RunDirectory, tasks: list[Task]) -> list[str]:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from woodshed.grading.settings import GradingSettings
 from woodshed.policy.tokenizer import Tokenizer
+from woodshed.recipe.recipe import Recipe
 from woodshed.record.history import in_use
 from woodshed.record.run_directory import DirectoryError, RunDirectory, key_file
 from woodshed.record.task import Task, TaskError
@@ -34,6 +35,39 @@ def built_tasks(folder: str) -> tuple[list[Task], str]:
     found, left = in_use(Task.load(path.absolute()) for path in task_folders([Path(folder)]))
     said = ", ".join(f"{count} {status}" for status, count in sorted(left.items()))
     return sorted(found, key=lambda task: task.name), f"{said} left out" if said else ""
+
+
+def split_of(task: Task, recipe: Recipe) -> str:
+    """Return the split of a run that a task of a real package is in. Where such tasks are the main ones and
+    temperatures are compared, some training tasks are for development (``is_for_development``)."""
+    develop = recipe.tasks.main == "packages" and len(recipe.evaluate.temperatures) > 1
+    return "dev" if develop and task.info.split == "train" and is_for_development(task) else task.info.split
+
+
+def is_for_development(task: Task) -> bool:
+    """Return whether a training task of a real package is used for development (choice of settings) instead of
+    training: an eighth of them, chosen by the function that the task is about, so that all tasks of a function are on
+    the same side."""
+    key = task.info.key or task.name
+    return hashlib.sha256(f"dev:{key}".encode()).digest()[0] < 32
+
+
+def lacking_packages(count: Mapping[str, int], recipe: Recipe) -> str:
+    """Return in words what is too little if real packages are the main tasks of a run; '' if there are enough.
+    ``count``: their number by split."""
+    if recipe.tasks.main != "packages":
+        return ""
+    needed = recipe.rl.steps * recipe.rl.groups_per_step
+    train, dev = count.get("train", 0), count.get("dev", 0)
+    if train < needed:
+        aside = f" besides {dev} for development (evaluate.temperatures)" if dev else ""
+        return (
+            f"has {train} training tasks{aside}, and rl.steps x rl.groups_per_step needs {needed} (a prompt is "
+            "never trained twice); make more tasks, or lower rl.steps"
+        )
+    if len(recipe.evaluate.temperatures) > 1 and not dev:
+        return "has no development tasks, and evaluate.temperatures are compared on some; give one temperature"
+    return ""
 
 
 def load_split(run: RunDirectory, family: str, split: str) -> list[Task]:

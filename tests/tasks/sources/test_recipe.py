@@ -54,5 +54,7 @@ def test_too_few_tasks_are_refused_before_anything_starts(place: Place, built: B
     main = ("--set", "tasks.main=packages", "--set", 'harness.output.separator=""')
     text = refused(both, *main)
     assert "has 1 training tasks" in text and "needs 8" in text and "lower rl.steps" in text
-    blind = refused(both, *main, "--set", "rl.steps=1", "--set", "rl.groups_per_step=1")
+    main += ("--set", "rl.steps=1", "--set", "rl.groups_per_step=1")
+    assert "has no development tasks" in refused(both, *main), "the smoke recipe compares two temperatures"
+    blind = refused(both, *main, "--set", "evaluate.temperatures=[1.0]")
     assert "does not name the file to change" in blind and 'add "grep" to harness.tools' in blind
