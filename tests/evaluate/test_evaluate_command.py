@@ -19,7 +19,10 @@ from waiting import wait_until
 
 from woodshed.evaluate.submissions import SubmissionStore
 from woodshed.evaluate.suites.cheats import write_cheats
+from woodshed.grading.heldout import EndlessError
+from woodshed.grading.verify import grade
 from woodshed.record.task import Task
+from woodshed.record.trajectory import Outcome
 from woodshed.run.evaluation.plan import Wishes
 from woodshed.run.evaluation.policies import EvaluationError, resolve_policies
 from woodshed.run.evaluation.regrade import regrade
@@ -101,6 +104,21 @@ def test_regrading_uses_the_tasks_as_they_are(server: ScriptedServer, tasks: lis
     assert results["policies"][0]["cheats"] == 1, "the tests that the agent was given pass and the corrected ones fail"
     with pytest.raises(EvaluationError, match="--suite"):
         evaluate_policies(asked, quiet)
+
+
+def test_an_episode_that_cannot_be_graded_again_ends_no_regrade(
+    server: ScriptedServer, tasks: list[Task], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluate_policies(wishes(server, tasks, tmp_path, "oracle"), quiet)
+
+    async def graded(task: Task, *given: Any, **more: Any) -> Outcome:
+        if task.name == tasks[0].name:
+            raise EndlessError("its solution does not end on other inputs")
+        return await grade(task, *given, **more)
+
+    monkeypatch.setattr("woodshed.run.evaluation.regrade.grade", graded)
+    found = regrade(tmp_path, quiet, jobs=2)
+    assert found.graded == 5 and list(found.left_out.values()) == ["its solution does not end on other inputs"]
 
 
 def test_budgets_end_it_and_a_larger_one_goes_on(server: ScriptedServer, tasks: list[Task], tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from woodshed.evaluate.cheating import judge_cheating, judged
 from woodshed.evaluate.comparison import Price
 from woodshed.evaluate.submissions import SubmissionStore
 from woodshed.evaluate.suites.base import Suite
+from woodshed.grading.heldout import EndlessError
 from woodshed.grading.settings import GradingSettings
 from woodshed.grading.verify import grade
 from woodshed.record.jsonl import JsonLines
@@ -146,11 +147,15 @@ async def _regrade(
 
     async def one(item: _Item) -> None:
         async with slots:
-            stored = submissions.get(item.id)
+            stored, outcome = submissions.get(item.id), None
             if stored is None:
                 left_out[item.id] = "its submission is not stored"
             else:
-                outcome = await grade(item.task, stored.submission, backend, layers, settings=item.grading)
+                try:
+                    outcome = await grade(item.task, stored.submission, backend, layers, settings=item.grading)
+                except EndlessError as error:  # caused by the task or a busy machine; says nothing about the others
+                    left_out[item.id] = str(error)
+            if stored is not None and outcome is not None:
                 outcomes[item.id] = {**asdict(outcome), "task_digest": item.task.digest}
                 if judged(item.task) and (episode := store.get(item.id)) is not None:
                     verdict = await judge_cheating(
