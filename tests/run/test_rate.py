@@ -7,6 +7,7 @@ import fcntl
 import json
 import shutil
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,13 +17,14 @@ from gateway.parts import ADMIN, HERMES, ScriptedEngine
 from typer.testing import CliRunner
 
 from woodshed.cli.main import app
+from woodshed.cluster.supervisor import Supervisor
 from woodshed.gateway.app import build_app
 from woodshed.gateway.client import GatewayAdmin
 from woodshed.harness.settings import HarnessSettings
 from woodshed.policy.formats import get_format
 from woodshed.recipe.load import load_recipe
 from woodshed.record.history import Mark, note_mark, read_history
-from woodshed.record.run_directory import RunDirectory
+from woodshed.record.run_directory import RunDirectory, key_file, write_json
 from woodshed.record.store import TrajectoryStore
 from woodshed.record.task import Task, TaskError
 from woodshed.record.trajectory import Outcome, Trajectory
@@ -227,3 +229,16 @@ def test_a_folder_of_rollouts_has_one_writer(tmp_path: Path) -> None:
             rate(Plan(policy, recipe, 1, store), [], lambda *_: None)
     with pytest.raises(FileNotFoundError, match="absent"):  # it goes on to read the policy
         rate(Plan(policy, recipe, 1, store), [], lambda *_: None)
+
+
+def test_a_missing_key_of_the_judge_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunDirectory(tmp_path / "served")
+    write_json(run.root / "server" / "ready.json", {})
+    address = {"url": "http://127.0.0.1:1", "admin_key_file": str(key_file(run.root / "server" / "admin.key"))}
+    write_json(run.root / "server" / "address.json", address)
+    monkeypatch.setattr("woodshed.run.rate.served", lambda recipe, policy: nullcontext((run, Supervisor())))
+    judge = "rl.judge={base_url='http://127.0.0.1:1', model='m', key_variable='NOT_SET_HERE'}"
+    recipe = load_recipe("smoke", ["rl.monitors.judge='flag'", judge])
+    tmp_path.joinpath("config.json").write_text("{}")
+    with pytest.raises(RatingError, match=r"rl\.judge\.key_variable: NOT_SET_HERE is not set"):
+        rate(Plan(tmp_path, recipe, 1, tmp_path / "store"), [], lambda *_: None)

@@ -14,18 +14,21 @@ from typing import Any
 
 from woodshed.cluster.supervisor import ProgramFailed, Supervisor
 from woodshed.evaluate.run import Sofar, evaluate, group_name
+from woodshed.monitors.judge import JudgeError
 from woodshed.recipe.load import RecipeError, load_recipe
 from woodshed.recipe.recipe import Recipe
 from woodshed.record.history import Rating, at, note_rating, read_history
 from woodshed.record.run_directory import DirectoryError, RunDirectory
 from woodshed.record.store import TrajectoryStore
 from woodshed.record.task import Task, TaskError
+from woodshed.rollout.agent import ProgramFailed as AgentProgramFailed
 from woodshed.rollout.failures import INFRA, RunFailing
 from woodshed.rollout.forking import FORK_OF
 from woodshed.rollout.rollout import Arena
 from woodshed.sandbox.settings import RAY
 from woodshed.sandbox.taskbox import box_spec
 from woodshed.stages.arena import open_arena
+from woodshed.stages.programs import ProgramError
 from woodshed.stages.tasks import settle_key, with_key
 
 from .placed import served
@@ -126,7 +129,7 @@ def rate(plan: Plan, tasks: Sequence[Task], progress: Progress) -> Rated:
             progress(0, 0, "starting the policy server")
             with served(plan.recipe, plan.folder) as (folder, supervisor):
                 return asyncio.run(_rate(plan, tasks, checkpoint, folder, supervisor, progress))
-    except (DirectoryError, ProgramFailed, RunFailing) as error:
+    except (AgentProgramFailed, DirectoryError, JudgeError, ProgramError, ProgramFailed, RunFailing) as error:
         raise RatingError(str(error)) from None
 
 

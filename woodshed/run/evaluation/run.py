@@ -18,6 +18,7 @@ from woodshed.evaluate.submissions import SubmissionStore
 from woodshed.evaluate.suites.base import Suite, SuiteContext, SuiteError
 from woodshed.evaluate.suites.by_name import load_suites
 from woodshed.evaluate.sweep import choose_temperature, mean_over_tasks
+from woodshed.monitors.judge import JudgeError
 from woodshed.record.run_directory import DirectoryError
 from woodshed.record.task import Task, TaskError
 from woodshed.rollout.agent import ProgramFailed as AgentProgramFailed
@@ -136,6 +137,7 @@ def evaluate_policies(wishes: Wishes, progress: Progress) -> dict[str, Any]:
     except (
         AgentProgramFailed,
         DirectoryError,
+        JudgeError,
         ProgramError,
         ProgramFailed,
         RunFailing,
