@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from woodshed.evaluate.run import group_name
+from woodshed.record.run_directory import RunDirectory
 from woodshed.record.store import TrajectoryStore
 from woodshed.record.trajectory import Effort, Outcome, Trajectory
 from woodshed.rollout.failures import INFRA
+from woodshed.view.report import build_report
 from woodshed.view.summary import evaluation, gains, telling_pairs
 
 
@@ -57,3 +61,15 @@ def test_lost_samples_are_not_the_policys(tmp_path: Path) -> None:
     shown = {left.task: left for left, _ in telling_pairs(store, before, after, count=8)}
     assert len(shown) == 8 and {left.status for left in shown.values()} == {"submitted"}
     store.close()
+
+
+def test_a_report_says_that_the_first_evaluation_is_not_finished(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    stored(run.trajectories, lost=0).close()
+    for finished in (False, True):
+        if finished:
+            run.finish_stage("before", {})
+        console = Console(record=True, file=io.StringIO())
+        build_report(run, console)
+        for text in (console.export_text(), run.report.read_text()):
+            assert ("The evaluation before RL is not finished." in text) is not finished

@@ -113,7 +113,8 @@ def build_report(run: Run, console: Console, expected: Expected | None = None) -
     before, after = arms.get(BEFORE), arms.get(AFTER)
     if before is None:
         raise ReportError(f"{run.root}: no evaluation yet; the run has not come that far")
-    transfer = [e for e in (evaluation(store, "before-packages"), evaluation(store, "after-packages")) if e]
+    over = [name for name in (BEFORE, AFTER) if name in stages]
+    transfer = [e for e in (evaluation(store, f"{name}-packages") for name in over) if e]
     steps = read_jsonl(run.stage_metrics("rollouts"))
     trainer = read_jsonl(run.stage_metrics("trainer"))
     named = titles(
@@ -135,6 +136,8 @@ def build_report(run: Run, console: Console, expected: Expected | None = None) -
     (run.root / "summary.json").write_text(json.dumps(summary, indent=1, allow_nan=False))
     tables, gain = _tables(arms, title, temperatures), _gain(arms, title)
     body = [_headline(tables, gain, before, transfer), _rounds(run, arms), _curves(steps, trainer)]
+    if BEFORE not in stages:
+        body.insert(0, f"<p class='verdict bad'>{_UNFINISHED}</p>")
     shown = {name: arm for name, arm in arms.items() if split_round(name)[1] is None}
     body += [expected_section(run.root, expected), health_section(rollouts, grown, metrics), _behaviour(shown, title)]
     if after:
@@ -149,6 +152,8 @@ def build_report(run: Run, console: Console, expected: Expected | None = None) -
     for departure in expected.departures(run.root) if expected is not None else ():
         console.print(f"unlike other runs of this recipe: {departure}", style="yellow")
     _print(console, tables, gain, before, transfer, run)
+    if BEFORE not in stages:
+        console.print(_UNFINISHED, style="yellow")
     store.close()
     return summary
 
@@ -206,6 +211,11 @@ def _tables(arms: dict[str, Evaluation], title: dict[str, str], temperatures: di
 _LEGEND = (
     "Intervals: 95 %, bootstrap over tasks. T: sampling temperature. first, later: share of the first and of all later "
     "attempts at a repair that passed. submitted: share of episodes that the agent ended."
+)
+
+
+_UNFINISHED = (
+    "The evaluation before RL is not finished. Solved episodes end first, so its success rates are too high so far."
 )
 
 
