@@ -41,14 +41,14 @@ def distill_head(recipe: Recipe, run: RunDirectory) -> None:
     optimizer = Optimizer(policy.mtp, OptimizerSettings(kind="adamw", lr=settings.lr))
     schedule = ScheduleSettings(kind="linear", warmup_steps=min(10, settings.steps // 4), total_steps=settings.steps)
     folder, log = run.stage_checkpoints("mtp"), MetricsLog(run.stage_metrics("mtp"))
-    done = 0
+    done, loss, agreed = 0, 0.0, 0.0
     if (found := latest_checkpoint(folder)) is not None:
         load_mtp_state(policy.mtp, found.model, name=str(found.path))
         optimizer.load_state(found.optimizer)
         done = found.step
+        loss, agreed = found.state.get("loss", 0.0), found.state.get("agreement", 0.0)
     examples = load_examples(run.demonstrations / "examples.npz")
     show, save = Every(1.0), Every(60.0)
-    loss = agreed = 0.0
     for step, batch in enumerate(
         itertools.islice(_forever(examples, settings, recipe.seed), done, settings.steps), done + 1
     ):
@@ -60,7 +60,8 @@ def distill_head(recipe: Recipe, run: RunDirectory) -> None:
         if show() or step == settings.steps:
             run.write_progress("mtp", step, settings.steps, f"loss {loss:.3f}, {agreed:.0%} guessed right")
         if save():
-            save_checkpoint(folder, step, mtp_state(policy.mtp), optimizer.state(), {}, keep=1, fsync=False)
+            figures = {"loss": loss, "agreement": agreed}
+            save_checkpoint(folder, step, mtp_state(policy.mtp), optimizer.state(), figures, keep=1, fsync=False)
     save_policy(policy, run.policy("sft"))
     shutil.rmtree(folder, ignore_errors=True)
     note = f"{agreed:.0%} of the next tokens guessed right"
