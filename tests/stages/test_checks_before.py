@@ -1,5 +1,6 @@
 """Checks before a run starts: its bucket answers, and its algorithm can be loaded."""
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ from woodshed.evaluate.arms import ADOPT
 from woodshed.recipe.load import RecipeError, dump_recipe, load_recipe
 from woodshed.recipe.recipe import Recipe
 from woodshed.record.run_directory import RunDirectory, write_json, write_text
-from woodshed.run.run import RunError, _check_folder, check_machine, run_recipe
+from woodshed.run.run import RunError, _check_folder, check_machine, claim, run_recipe
 from woodshed.stages.tasks import is_for_development
 from woodshed.weights.chain import Publisher
 
@@ -99,3 +100,31 @@ def test_training_tasks_that_are_for_development_are_not_counted(monkeypatch: py
     _check_folder(recipe(48 - aside, "[0.3, 1.0]"), "mine")
     with pytest.raises(RunError, match=rf"has {48 - aside} training tasks besides {aside} for development"):
         _check_folder(recipe(48, "[0.3, 1.0]"), "mine")
+
+
+@pytest.mark.parametrize("name", ["rename", "rmtree"])
+@pytest.mark.parametrize("done", [0, 1, 3])
+def test_a_run_that_was_half_deleted_is_deleted_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, done: int
+) -> None:
+    recipe, run, calls = load_recipe(SMOKE), RunDirectory(tmp_path), 0
+    real: Any = getattr(Path, name) if name == "rename" else shutil.rmtree
+
+    def interrupted(path: Path, *more: Any, **other: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > done or name == "rmtree":
+            for each in list(path.iterdir())[:done] if name == "rmtree" else ():
+                real(each)
+            raise KeyboardInterrupt
+        return real(path, *more, **other)
+
+    write_text(run.recipe, dump_recipe(recipe))
+    for folder in ("stages", "policy", "trajectories", "weights"):
+        write_text(run.root / folder / "of before", "")
+    with monkeypatch.context() as first:
+        first.setattr(Path if name == "rename" else shutil, name, interrupted)
+        with pytest.raises(KeyboardInterrupt), claim(run, recipe, fresh=True):
+            pass
+    with claim(run, recipe, fresh=False):
+        assert {path.name for path in run.root.iterdir()} == {".lock", "recipe.toml", "held_out.key"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import secrets
 import shutil
 import time
 import tomllib
@@ -96,7 +97,8 @@ def claim(run: RunDirectory, recipe: Recipe, *, fresh: bool) -> Iterator[None]:
     process runs in it, or it holds a run of another recipe."""
     try:
         run.root.mkdir(parents=True, exist_ok=True)
-        if not run.recipe.exists() and any(p.name != ".lock" for p in run.root.iterdir()):
+        ours = run.recipe.exists() or (run.root / _AWAY).is_dir()
+        if not ours and any(p.name != ".lock" for p in run.root.iterdir()):
             raise RunError(f"{run.root} is not empty and is not a run directory; choose another with --out")
         with (run.root / ".lock").open("a") as lock:
             try:
@@ -105,7 +107,7 @@ def claim(run: RunDirectory, recipe: Recipe, *, fresh: bool) -> Iterator[None]:
                 raise RunError(
                     f"{run.root} is being run by another process; wait for it, or choose another directory with --out"
                 ) from None
-            if fresh:
+            if fresh or (run.root / _AWAY).is_dir():
                 _empty(run.root)
             _settle_recipe(run, recipe)
             settle_key(recipe.grading, run.root)
@@ -117,14 +119,19 @@ def claim(run: RunDirectory, recipe: Recipe, *, fresh: bool) -> Iterator[None]:
         raise RunError(problem or f"{run.root} cannot be used as run directory: {error}") from None
 
 
+_AWAY = ".deleted"
+"""Folder of a run directory in which ``--fresh`` collects what it deletes."""
+
+
 def _empty(root: Path) -> None:
-    for path in root.iterdir():
-        if path.name == ".lock":
-            continue
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+    """Delete everything but the lock. All of it is first put aside, and as long as that folder is there, ``claim``
+    deletes the rest: nobody can go on with the half of a run that a kill has left."""
+    away = root / _AWAY
+    away.mkdir(exist_ok=True)
+    for path in list(root.iterdir()):
+        if path.name not in (".lock", _AWAY):
+            path.rename(away / secrets.token_hex(8))
+    shutil.rmtree(away)
 
 
 def _settle_recipe(run: RunDirectory, recipe: Recipe) -> None:
