@@ -14,7 +14,7 @@ import pytest
 from disks import small_disk
 from limits import soft_limit
 
-from woodshed.gateway.journal import Journal, JournalError
+from woodshed.gateway.journal import Journal, JournalError, read_conversations
 from woodshed.gateway.segments_wire import Finished
 
 from .parts import TOOLS, rendering
@@ -222,4 +222,49 @@ def test_a_journal_with_a_gap_says_so(tmp_path: Path) -> None:
     (tmp_path / "open.journal").write_bytes(data)
     journal = Journal(tmp_path)
     assert len(journal.restore(rendering())[0].usage) == 3
+    journal.close()
+
+
+async def _three_turns(directory: Path) -> list[int]:
+    """Three turns of one segment; where in the file each begins, and the end."""
+    server, path = Server(directory, *TEXTS), directory / "open.journal"
+    key = await server.admin.open("t")
+    at, messages = [path.stat().st_size], [USER]
+    for _ in range(3):
+        reply = await server.chat(key, messages)
+        messages += [reply, result_of(reply, "x")]
+        at.append(path.stat().st_size)
+    server.end()
+    return at
+
+
+@pytest.mark.parametrize("tail", [b"\0", bytes(8), bytes(4096), b"\3\0\0\0\0\0\0\0abc", b"\xff\xff\xff\xff1234half"])
+def test_an_incomplete_end_is_dropped(tmp_path: Path, tail: bytes) -> None:
+    """A file that a power cut ended is longer than what was written to it: the rest is zeros."""
+    asyncio.run(_three_turns(tmp_path))
+    with (tmp_path / "open.journal").open("ab") as file:
+        file.write(tail)
+    assert len(read_conversations(tmp_path / "open.journal")) == 1
+    journal = Journal(tmp_path)
+    assert len(journal.restore(rendering())[0].usage) == 3
+    journal.close()
+
+
+@pytest.mark.parametrize("within", [0, 5, 100])
+def test_damage_before_intact_records_is_an_error_that_keeps_the_file(tmp_path: Path, within: int) -> None:
+    at, path = asyncio.run(_three_turns(tmp_path)), tmp_path / "open.journal"
+    data = bytearray(path.read_bytes())
+    data[at[1] + within] ^= 0x40
+    path.write_bytes(data)
+    journal = Journal(tmp_path)
+    with pytest.raises(JournalError, match=rf"open\.journal: it is damaged at byte {at[1]}, and intact records follow"):
+        journal.restore(rendering())
+    journal.close()
+    assert path.read_bytes() == data
+    with pytest.raises(JournalError, match="intact records follow"):
+        read_conversations(path)
+    data[at[2] :] = b""
+    path.write_bytes(data)
+    journal = Journal(tmp_path)
+    assert len(journal.restore(rendering())[0].usage) == 1, "a damaged last record is dropped"
     journal.close()

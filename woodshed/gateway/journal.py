@@ -2,7 +2,8 @@
 
 A frame is ``length u32, crc32 u32, payload``; a payload is ``head length u32, head (JSON)`` and, for a turn, the raw
 arrays of its tokens. After a crash the last frame may be incomplete: its turn was never answered, so it is dropped. A
-frame that could not be written completely is truncated before the next one. Keys are stored as hashes.
+damaged frame before intact ones is an error, because dropping it would lose answered turns. A frame that could not be
+written completely is truncated before the next one. Keys are stored as hashes.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ log = logging.getLogger(__name__)
 
 _FRAME = struct.Struct("<II")
 _HEAD = struct.Struct("<I")
+_BEGINNING = b'{"kind":'
+"""First bytes of every head. They occur nowhere within a head, where quotes in strings are escaped."""
 
 
 @dataclass
@@ -75,7 +78,7 @@ def read_conversations(path: Path) -> list[JournalledConversation]:
     except OSError as error:
         raise JournalError(f"{path}: {error.strerror}") from error
     found: dict[str, JournalledConversation] = {}
-    for head, _ in _frames(data):
+    for head, _ in _frames(data, path):
         kind, id = head["kind"], head["id"]
         if kind == "open":
             found[id] = JournalledConversation(id, head["about"], float(head["opened"]))
@@ -115,10 +118,10 @@ class Journal:
 
     def restore(self, rendering: Rendering) -> list[Kept]:
         """Read the open trajectories, ready to continue, and the last finished ones; the file is rewritten to hold only
-        these. Raises JournalError if the turns in the file are not consecutive."""
+        these. Raises JournalError if the file is damaged before its end, or if its turns are not consecutive."""
         kept: dict[str, Kept] = {}
         data = self.path.read_bytes() if self.path.exists() else b""
-        for head, arrays in _frames(data):
+        for head, arrays in _frames(data, self.path):
             kind, id = head["kind"], head["id"]
             if kind == "open":
                 digest = bytes.fromhex(head["key"])
@@ -309,16 +312,35 @@ def _turn(id: str, index: int, segment: OpenSegment, before: Mark, usage: TurnUs
     return _frame(head, b"".join(arrays))
 
 
-def _frames(data: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:
+def _frames(data: bytes, path: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
+    """Yield head and arrays of each frame, without an incomplete end. Raises JournalError if an intact frame follows a
+    damaged one."""
     position = 0
-    while position + _FRAME.size <= len(data):
-        length, checksum = _FRAME.unpack_from(data, position)
-        payload = data[position + _FRAME.size : position + _FRAME.size + length]
-        if len(payload) < length or zlib.crc32(payload) != checksum:
-            return
+    while (payload := _payload(data, position)) is not None:
         (size,) = _HEAD.unpack_from(payload)
         yield json.loads(payload[_HEAD.size : _HEAD.size + size]), payload[_HEAD.size + size :]
-        position += _FRAME.size + length
+        position += _FRAME.size + len(payload)
+    before = _FRAME.size + _HEAD.size
+    at = data.find(_BEGINNING, position + before)
+    while at >= 0:
+        if _payload(data, at - before) is not None:
+            raise JournalError(
+                f"{path}: it is damaged at byte {position}, and intact records follow; move the file away to start "
+                "without it"
+            )
+        at = data.find(_BEGINNING, at + 1)
+
+
+def _payload(data: bytes, position: int) -> bytes | None:
+    """Return the payload of the frame at ``position``, None if there is no intact frame."""
+    start = position + _FRAME.size
+    if start > len(data):
+        return None
+    length, checksum = _FRAME.unpack_from(data, position)
+    if not _HEAD.size <= length <= len(data) - start:
+        return None
+    payload = data[start : start + length]
+    return payload if zlib.crc32(payload) == checksum else None
 
 
 def _replay(recorder: Recorder, head: dict[str, Any], data: bytes) -> None:
