@@ -133,6 +133,54 @@ def test_a_reply_that_did_not_arrive_is_given_again(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_a_resumed_episode_goes_on_after_another_crash_of_the_server(tmp_path: Path) -> None:
+    """Replies that the new client has requested again count as such, wherever the server was restarted."""
+
+    async def main(crash_after: int | None) -> Finished:
+        directory = tmp_path / str(crash_after)
+        server = Server(directory, "read a.py<end>", "test<end>")
+        await server.admin.open("t")
+        key = await server.admin.resume("t")
+        messages: list[Any] = [USER]
+        for _ in range(2):
+            reply = await server.chat(key, messages)
+            messages += [reply, result_of(reply, "x")]
+        key = await server.admin.resume("t")
+        for done, asked in enumerate(([USER], messages[:3], messages, [{**USER, "content": "summarise"}])):
+            if done == crash_after:
+                server.end()
+                server = Server(directory)
+            if done == 2:
+                server.engine.say = replies("read b.py<end>", "submit<end>")
+            await server.chat(key, asked)
+        finished = await server.admin.finish("t")
+        server.end()
+        return finished
+
+    for crash_after in (None, 1, 2):
+        finished = asyncio.run(main(crash_after))
+        assert not finished.repeating and finished.refusals == {} and finished.requests == 4, crash_after
+
+
+def test_a_reply_that_was_cut_by_its_limit_is_given_again_as_such(tmp_path: Path) -> None:
+    async def main() -> None:
+        server = Server(tmp_path, "read a.py and more", "read a.py and more")
+        headers = {"authorization": f"Bearer {await server.admin.open('t')}"}
+        choices = []
+        for _ in range(2):
+            for stop in (["zzz"], ["zzz", "a.py"]):
+                body = {"messages": [{**USER, "content": str(stop)}], "stop": stop, "max_tokens": 4}
+                answer = await server.http.post("/v1/chat/completions", json=body, headers=headers)
+                choices.append(answer.json()["choices"][0])
+            server.end()
+            server = Server(tmp_path)
+        server.end()
+        assert [choice["finish_reason"] for choice in choices[:2]] == ["length", "stop"]
+        assert choices[2:] == choices[:2]
+
+    asyncio.run(main())
+
+
 def test_a_turn_after_a_restart_is_not_taken_for_one_that_was_lost(tmp_path: Path) -> None:
     async def main() -> None:
         server = Server(tmp_path, "read a.py<end>")

@@ -53,6 +53,7 @@ class Kept:
     arrive."""
     abandoned: KeyUsage = field(default_factory=KeyUsage)
     resumed: int = 0
+    repeated: set[int] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
@@ -129,12 +130,15 @@ class Journal:
                 kept[id] = Kept(id, digest, head["about"], Recorder(rendering), usage=usage, opened=head["opened"])
                 kept[id].abandoned = KeyUsage(*head.get("left", ()))
                 kept[id].resumed = head.get("resumed", 0)
+                kept[id].repeated = set(head.get("repeated", ()))
             elif kind == "close":
                 kept.pop(id, None)
             elif id in kept and kind == "finish":
                 kept[id].finished = True
             elif id in kept and kind == "left":
                 kept[id].abandoned = KeyUsage(*head["left"])
+            elif id in kept and kind == "repeat":
+                kept[id].repeated.add(head["number"])
             elif id in kept and kind == "feedback":
                 kept[id].feedback.append(head["event"])
             elif id in kept:
@@ -196,6 +200,10 @@ class Journal:
 
     def abandoned(self, id: str, usage: KeyUsage) -> None:
         self._write(_frame({"kind": "left", "id": id, "left": usage}))
+
+    def repeated(self, id: str, number: int) -> None:
+        """Append that a resumed trajectory's client has requested reply ``number`` again."""
+        self._write(_frame({"kind": "repeat", "id": id, "number": number}))
 
     def turn(self, id: str, index: int, segment: OpenSegment, before: Mark, usage: TurnUsage) -> None:
         """Append what was added to ``segment`` (index ``index`` in the trajectory) since ``before``, and the turn's
@@ -263,9 +271,8 @@ def _all_frames(kept: Iterable[Kept]) -> Iterator[bytes]:
 
 def _opened(kept: Kept) -> bytes:
     head = {"kind": "open", "id": kept.id, "key": kept.key_digest.hex(), "about": kept.about, "opened": kept.opened}
-    return _frame(
-        {**head, "usage": [vars(turn) for turn in kept.usage], "left": kept.abandoned, "resumed": kept.resumed}
-    )
+    resumed = {"resumed": kept.resumed, "repeated": sorted(kept.repeated)}
+    return _frame({**head, "usage": [vars(turn) for turn in kept.usage], "left": kept.abandoned, **resumed})
 
 
 def _finished(id: str) -> bytes:

@@ -109,6 +109,7 @@ class OpenTrajectory:
             finished=self.closed,
             abandoned=self.abandoned,
             resumed=self.resumed,
+            repeated=self.repeated,
         )
 
     def session(self, segment: int) -> str:
@@ -247,6 +248,7 @@ class Trajectories:
             closed=kept.finished,
             abandoned=kept.abandoned,
             resumed=kept.resumed,
+            repeated=kept.repeated,
         )
         if kept.resumed:
             trajectory.recorder.run_again()
@@ -304,13 +306,12 @@ class Recorded(NamedTuple):
         same = segment.common_messages(messages) == place
         return same and self.usage.asked in ("", request.sampling_digest())
 
-    def completion(self, stop_ids: Sequence[int], *, may_stop: bool) -> Completion:
-        """The reply's tokens as the engine returned them. ``may_stop``: the request had stop strings, so a reply
-        without a stop token ended at one of them."""
+    def completion(self, stop_ids: Sequence[int]) -> Completion:
+        """The reply's tokens as the engine returned them. The stop reason does not consider stop strings."""
         segment, start = self.segment, self.usage.prompt_tokens
         end = start + self.usage.sampled_tokens
         tokens = segment.tokens[start:end].tolist()
-        whole = may_stop or not stop_ids or (bool(tokens) and tokens[-1] in stop_ids)
+        whole = not stop_ids or (bool(tokens) and tokens[-1] in stop_ids)
         return Completion(
             tokens,
             segment.logprobs[start:end].tolist(),

@@ -239,6 +239,17 @@ class Turns:
             except JournalError as error:  # only logged, as no client waits; a restart will forget this usage
                 log.error("%s", error)
 
+    def _repeat(self, trajectory: OpenTrajectory, found: Recorded) -> None:
+        """Note that a recorded reply is sent again."""
+        trajectory.repeated.add(found.number)
+        if found.last:
+            found.segment.undelivered = False
+        if self.journal is not None and found.number < trajectory.resumed:
+            try:
+                self.journal.repeated(trajectory.id, found.number)
+            except JournalError as error:  # only logged: after a restart, the reply counts as not sent again
+                log.error("%s", error)
+
     async def _plan(
         self, trajectory: OpenTrajectory, request: Request, grammar: str | None, refused: ApiError | None
     ) -> Turn | Recorded:
@@ -263,9 +274,7 @@ class Turns:
             if isinstance(found, Turn):
                 trajectory.recorder.reserve(found)
                 return found
-            trajectory.repeated.add(found.number)
-            if found.last:
-                found.segment.undelivered = False
+            self._repeat(trajectory, found)
             return found
 
         return await self.background.alone(trajectory.lock, request.size, work, then)
@@ -278,9 +287,11 @@ class Turns:
     def _again(self, found: Recorded, request: Request, parse: Parse) -> Answer:
         """Build the answer from a recorded reply."""
         segment, usage = found.segment, found.usage
-        completion = found.completion(self.rendering.stop_ids, may_stop=bool(request.stop))
+        completion = found.completion(self.rendering.stop_ids)
         text = self.rendering.text(completion.tokens)
         cut = min(((at, stop) for stop in request.stop if (at := text.find(stop)) >= 0), default=None)
+        if cut is not None:
+            completion = replace(completion, stop_reason="stop")
         parsed = parse(text if cut is None else text[: cut[0]])
         finish = _finish_reason(completion, bool(parsed.tool_calls))
         self.metrics.redelivered += 1
