@@ -11,7 +11,7 @@ import torch
 from woodshed.engine.protocol import Sampling
 from woodshed.policy.decoder import causal_attend
 
-from .models import DENSE, MOE, clone_state, decoder, full_logprobs, prompt, run, running, worst_gap
+from .models import DENSE, MOE, clone_state, decoder, full_logprobs, prompt, run, running, slow, worst_gap
 
 TOLERANCE = 1e-4
 
@@ -154,6 +154,31 @@ def test_routes_are_those_of_the_tokens():
         assert (got == wanted[:-1]).all()
         assert (done.routes[-1] == -1).all() and (again.routes[-1] == -1).all()
         assert (wanted[:, 1] == -1).all() and (wanted[:, 0] >= 0).all()
+
+    run(main())
+
+
+def test_routes_that_a_cancelled_request_computed_come_with_the_next():
+    async def main():
+        async with running(slow(decoder(MOE))) as engine:
+            first = await engine.generate(prompt(9), Sampling(max_tokens=5, seed=1), session="s")
+            tokens = prompt(9) + first.tokens + prompt(20, seed=2)
+            for _ in range(2):
+                task = asyncio.create_task(engine.generate(tokens, Sampling(max_tokens=150), session="s"))
+                sampled = engine.stats()["generated_tokens"]
+                while engine.stats()["generated_tokens"] < sampled + 3:
+                    await asyncio.sleep(0.001)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+                while engine.stats()["running"]:
+                    await asyncio.sleep(0.001)
+            done = await engine.generate(tokens, Sampling(max_tokens=5), session="s")
+            assert done.cached_tokens == len(tokens) - 1
+            assert len(done.prompt_routes) == 21, "of the last sampled token and of the 20 new ones"
+            assert (done.prompt_routes[:, 0] >= 0).all()
+            longer = tokens + done.tokens + prompt(3, seed=3)
+            assert len((await engine.generate(longer, Sampling(max_tokens=1), session="s")).prompt_routes) == 4
 
     run(main())
 

@@ -118,3 +118,20 @@ def test_a_resumed_episode_gets_its_replies_again_and_nothing_else_before() -> N
         assert await site.admin.resume("t") is None and await site.admin.resume("unknown") is None
 
     run(ScriptedEngine(replies("one<end>", "two<end>", "three<end>", "four<end>")), test)
+
+
+def test_the_session_of_a_reply_that_was_not_recorded_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine returned the routes of its tokens and would not return them again."""
+
+    async def test(site: Site) -> None:
+        turns = site.app.state.gateway.endpoints["/v1/chat/completions"].turns
+        reply = (await site.chat()).json()["choices"][0]["message"]
+        longer = [*USER, reply, {"role": "user", "content": "go on"}]
+        with monkeypatch.context() as patched:
+            patched.setattr(turns, "_record", lambda *_: 1 / 0)
+            assert (await site.chat(longer)).status_code == 500
+        (session, *_), (again, *_) = site.engine.calls
+        assert session == again and site.engine.released == [session]
+        assert (await site.chat(longer)).status_code == 200 and site.engine.released == [session]
+
+    run(ScriptedEngine(replies("one<end>", "two<end>", "three<end>")), test)

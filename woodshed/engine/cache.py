@@ -24,9 +24,9 @@ class RowCache:
 
     ``tokens`` int32 ``[R, T]`` holds each row's sequence; keys and values of its first ``lengths[row]`` tokens are
     computed. ``oldest[row]`` is the oldest policy version that computed any of them. ``routes`` int16 ``[R, T, L, K]``
-    (-1 where unknown) exists for mixtures of experts only and covers the first ``layers``; ``extra_layers`` hold only
-    keys and values. ``last`` ``[R, width]`` is the hidden state of each row's last computed position, if ``width`` is
-    given.
+    (-1 where unknown) exists for mixtures of experts only and covers the first ``layers``; completions of the row's
+    session have returned those of its first ``returned[row]`` tokens. ``extra_layers`` hold only keys and values.
+    ``last`` ``[R, width]`` is the hidden state of each row's last computed position, if ``width`` is given.
     Engine's thread only.
     """
 
@@ -54,6 +54,7 @@ class RowCache:
         self.tokens: NDArray[np.int32] = np.zeros((0, 0), np.int32)
         self.lengths: NDArray[np.int64] = np.zeros(0, np.int64)
         self.oldest: NDArray[np.int64] = np.zeros(0, np.int64)
+        self.returned: NDArray[np.int64] = np.zeros(0, np.int64)
         self.busy: NDArray[np.bool_] = np.zeros(0, np.bool_)
         self.routes: NDArray[np.int16] | None = None
         self.owner: list[str | None] = []
@@ -109,7 +110,7 @@ class RowCache:
             return None
         self.busy[row] = True
         if own is None:
-            self.lengths[row] = 0
+            self.lengths[row] = self.returned[row] = 0
             self.owner[row] = session
             if session is not None:
                 self.sessions[session] = row
@@ -213,7 +214,7 @@ class RowCache:
             if self.routes is not None:
                 routes[: len(kept), :old_length] = self.routes[kept]
             self.routes = routes
-        for name in ("lengths", "oldest", "busy", "_used"):
+        for name in ("lengths", "oldest", "returned", "busy", "_used"):
             values = np.zeros(rows, getattr(self, name).dtype)
             values[: len(kept)] = getattr(self, name)[kept]
             setattr(self, name, values)

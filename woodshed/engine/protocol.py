@@ -109,9 +109,9 @@ class Completion:
 
     ``logprobs`` are natural logarithms under the distribution that was sampled from (after grammar, bias, penalties,
     temperature and truncation; if ``Sampling.plain``, that of the policy itself). ``versions`` holds the PolicyVersion
-    of each token. ``routes`` is int16 ``[n, L, K]`` or None; ``prompt_routes`` likewise for the prompt tokens that were
-    prefilled for this request (the last ``len(prompt_routes)`` of the prompt). ``reports``, one per token, exist if
-    ``Sampling`` requests them.
+    of each token. ``routes`` is int16 ``[n, L, K]`` or None; ``prompt_routes`` likewise for the prompt tokens whose
+    routes no earlier completion of the session has returned (the last ``len(prompt_routes)`` of the prompt).
+    ``reports``, one per token, exist if ``Sampling`` requests them.
     """
 
     tokens: list[int]

@@ -64,10 +64,11 @@ class Request:
     """One ``generate`` call.
 
     ``prompt`` int32 ``[P]``. ``limit`` is the maximum number of sampled tokens (``max_tokens``, or less where the
-    context ends). ``row`` is its cache row while it runs, else -1. ``reused`` counts prompt tokens found in the
-    session's own row; ``cached`` also those copied from another session. ``draft`` holds drafted tokens that the next
-    step verifies. ``matcher`` and ``counts`` include all of ``tokens``. ``routes`` int16 ``[n, L, K]`` keeps the
-    routes of the first n tokens as they were at sampling time, if those tokens have been recomputed since.
+    context ends). ``row`` is its cache row while it runs, else -1. ``cached`` counts prompt tokens found in the
+    session's own row or copied from another session, ``returned`` those whose routes an earlier completion of the
+    session has returned. ``draft`` holds drafted tokens that the next step verifies. ``matcher`` and ``counts`` include
+    all of ``tokens``. ``routes`` int16 ``[n, L, K]`` keeps the routes of the first n tokens as they were at sampling
+    time, if those tokens have been recomputed since.
     """
 
     prompt: NDArray[np.int32]
@@ -81,7 +82,7 @@ class Request:
     stop_ids: frozenset[int]
     row: int = -1
     started: bool = False
-    reused: int = 0
+    returned: int = 0
     cached: int = 0
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -159,7 +160,7 @@ class Request:
         if routes is not None:
             if self.routes is not None:
                 routes[: len(self.routes)] = self.routes
-            prompt_routes, completion_routes = np.split(routes[self.reused :], [len(self.prompt) - self.reused])
+            prompt_routes, completion_routes = np.split(routes[self.returned :], [len(self.prompt) - self.returned])
         return Completion(
             tokens=self.tokens,
             logprobs=self.logprobs,

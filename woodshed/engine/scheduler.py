@@ -118,7 +118,8 @@ class Scheduler:
         cache.lengths[row] = held
         cache.tokens[row, : len(prompt)] = prompt
         cache.tokens[row, len(prompt) :] = -1  # never part of a common prefix
-        request.reused = request.cached = held
+        request.cached = held
+        request.returned = cache.returned[row] = min(int(cache.returned[row]), held)
 
     def plan(self, version: int) -> Step:
         """Plan the next iteration. A running request that is not in it waits for a shared prefix or for room in the
@@ -183,6 +184,8 @@ class Scheduler:
     def retire(self, request: Request) -> None:
         """Remove a finished request; its session keeps the computed tokens."""
         self.running.remove(request)
+        if not request.cancelled:  # else nobody gets the completion
+            self.cache.returned[request.row] = min(request.total, int(self.cache.lengths[request.row]))
         self.cache.release(request.row)
 
     def forget(self, request: Request) -> None:

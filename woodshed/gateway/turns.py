@@ -181,6 +181,7 @@ class Turns:
             trajectory.running[task] = 0
         counter = TokenCounter()
         turn: Turn | None = None
+        unrecorded = False
         try:
             found = await self._plan(trajectory, request, grammar, refused)
             if trajectory.closed:
@@ -201,7 +202,7 @@ class Turns:
                 watch = Watch(self.rendering.tokenizer, request.stop, self.rendering.stop_ids, on_text)
             if listener is not None:
                 listener.planned(len(turn.prompt))
-            completion = await self._sample(trajectory, turn, request, watch, counter)
+            completion, unrecorded = await self._sample(trajectory, turn, request, watch, counter), True
             if trajectory.closed:
                 raise ApiError(409, "trajectory_closed", "the trajectory was closed while this request ran")
             if completion.stop_reason == "cancelled":
@@ -216,6 +217,7 @@ class Turns:
                 if listener is not None:
                     listener.settle(answer.reply)
                 self._record(trajectory, turn, answer, request.sampling_digest())
+                unrecorded = False
             return answer
         except asyncio.CancelledError:
             self.metrics.cancelled += 1
@@ -227,6 +229,8 @@ class Turns:
             trajectory.running.pop(task, None)
             if turn is not None:
                 turn.segment.busy = False
+                if unrecorded:  # the engine returns the routes of a token only once per session
+                    self.engine.release(trajectory.session(turn.segment.number))
 
     def _abandon(self, trajectory: OpenTrajectory, sampled: int) -> None:
         """Charge a key whose client has disconnected for the ``sampled`` tokens, as if they were a reply."""
