@@ -7,14 +7,16 @@ import httpx
 import numpy as np
 import pytest
 
+from woodshed.engine.protocol import Completion
 from woodshed.gateway import trajectories
 from woodshed.gateway.app import build_app
 from woodshed.gateway.client import GatewayAdmin, GatewayError
-from woodshed.gateway.journal import Journal, JournalError
+from woodshed.gateway.journal import Journal, JournalError, Kept
+from woodshed.gateway.recorder import Recorder
 from woodshed.gateway.segments_wire import Finished
 from woodshed.policy.formats import get_format
 
-from .parts import ADMIN, COMPACT, TOOLS, ScriptedEngine, replies
+from .parts import ADMIN, COMPACT, TOOLS, ScriptedEngine, rendering, replies
 
 USER = {"role": "user", "content": "fix it"}
 
@@ -259,3 +261,27 @@ def test_two_servers_do_not_share_a_journal(tmp_path: Path) -> None:
         Journal(tmp_path)
     first.close()
     Journal(tmp_path).close()
+
+
+def test_tokens_without_routes_after_tokens_with_routes(tmp_path: Path) -> None:
+    """A router has no routes of a reply whose engine died after its last token."""
+    recorder, journal = Recorder(rendering()), Journal(tmp_path)
+    journal.restore(rendering())
+    kept = Kept("t", b"digest", {}, recorder)
+    messages: list[Any] = [USER]
+    for routed in (True, False):
+        turn = recorder.plan(messages, [])
+        n = len(turn.prompt)
+        prompt = np.arange(n, dtype=np.int16)[:, None, None] if routed else None
+        routes = np.array([[[n]], [[-1]]], np.int16) if routed else None
+        reply = {"role": "assistant", "content": "a"}
+        recorder.commit(turn, Completion([260, 1], [-1.0, -1.0], [0, 0], "stop", routes, prompt), reply)
+        messages += [reply, {"role": "user", "content": "a text that is longer than everything before it " * 2}]
+    journal.compact([kept])
+    journal.close()
+    journal = Journal(tmp_path)
+    (restored,) = journal.restore(rendering())
+    journal.close()
+    (before,), (after,) = recorder.freeze(), restored.recorder.freeze()
+    assert before.routes is not None and after.routes is not None
+    assert np.array_equal(before.routes, after.routes)

@@ -44,8 +44,11 @@ class Routes:
         return self._ids[:length].copy()
 
     def rows(self, start: int, end: int) -> NDArray[np.int16] | None:
-        """Rows ``[start, end)``, or fewer if the end is not known; None if there are no routes at all."""
-        return None if self._ids is None else self._ids[start:end]
+        """Rows ``[start, end)``; None if there are no routes at all."""
+        if self._ids is None:
+            return None
+        self._grow(end, self._ids.shape[1:])
+        return self._ids[start:end]
 
     def _grow(self, length: int, shape: tuple[int, ...]) -> None:
         have = 0 if self._ids is None else len(self._ids)
