@@ -60,6 +60,8 @@ class Follower:
         self._image: Image | None = take(state) if state is not None else None
         self._digest = f"{digest(self._image.values()):032x}" if self._image is not None else None
         self._manifests: dict[int, Manifest] = {}
+        self._unreadable: ChainError | None = None
+        """Error of the first manifest that is damaged."""
         self._writers = Writers(self.store)
         self._chain: str | None = None
         """Identity of the chain that the held version came from."""
@@ -83,8 +85,9 @@ class Follower:
         there is none.
 
         A version without a manifest is still being written and is ignored. Damaged versions are bypassed through an
-        anchor if there is one, with a warning. Raises WrongBase or TornVersion if they make every newer version
-        unreachable, ChainReplaced if another chain is stored there now, OSError if the store does not answer.
+        anchor if there is one, with a warning. Raises WrongBase or TornVersion if they, or a missing version, make
+        every newer version unreachable, ChainReplaced if another chain is stored there now, OSError if the store does
+        not answer.
         """
         for _ in range(_PLANS):
             try:
@@ -95,9 +98,10 @@ class Follower:
         return None
 
     def _advance(self, up_to: int | None) -> int | None:
-        problem: ChainError | None = None
         best: Held | None = None
-        for path in self._paths(up_to):
+        paths = self._paths(up_to)
+        problem = None if paths else self._unreachable()
+        for path in paths:
             held, problem = self._walk(path)
             if held is not None and (best is None or held.version > best.version):
                 best = held
@@ -149,6 +153,7 @@ class Follower:
         if self._chain is not None and self.version is not None:
             self._writers.check_same(self._chain, self.version)
         newer = [v for v in found if up_to is None or v <= up_to]
+        self._unreadable = None
         self._manifests = {v: m for v in newer if (m := self._manifest(v)) is not None}
         following = {m.base: v for v, m in self._manifests.items() if "delta" in m.kinds}
         starts: list[tuple[int | None, Path, int]] = [(self.version, [], 0)] if self.version is not None else []
@@ -172,7 +177,17 @@ class Follower:
             return manifest if self._writers.counts(manifest) else None
         except (FileNotFoundError, ChainError) as error:
             log.warning("weights: version %d is not readable: %s", version, error)
+            if self._unreadable is None and isinstance(error, ChainError):
+                self._unreadable = error
             return None
+
+    def _unreachable(self) -> ChainError | None:
+        """Return the reason why no path leads to the newer versions, None if there are none."""
+        if self._unreadable is not None or not self._manifests:
+            return self._unreadable
+        version, manifest = min(self._manifests.items())
+        where = f"{self.store.url}/{version_key(version)}"
+        return WrongBase(f"{where}: version {manifest.base}, which this delta was made from, is missing; use an anchor")
 
 
 def read_version(
