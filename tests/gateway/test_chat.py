@@ -12,6 +12,7 @@ from woodshed.gateway import trajectories
 from woodshed.gateway.client import GatewayAdmin, GatewayError
 from woodshed.gateway.dialects.chat_requests import parse_chat
 from woodshed.gateway.errors import ApiError
+from woodshed.gateway.key_limits import KeyLimits
 
 from .parts import ADMIN, COMPACT, HERMES, TOOLS, ScriptedEngine, replies, tool
 from .site import USER, Site, run
@@ -161,6 +162,26 @@ def test_a_stop_string_costs_no_routes() -> None:
     asyncio.run(main())
 
 
+def test_equal_requests_have_equal_seeds_and_the_turns_of_an_episode_have_not() -> None:
+    """Else every turn would be sampled with the same random numbers, and an episode would not be one of the policy."""
+
+    async def test(site: Site) -> None:
+        messages, asked = list(USER), []
+        for turn in range(3):
+            asked.append(list(messages))
+            reply = (await site.chat(messages, seed=7)).json()["choices"][0]["message"]
+            messages += [reply, {"role": "user", "content": f"result {turn}"}]
+        for again, fields in ((asked[1], {"seed": 7}), (asked[1], {"seed": 8}), (asked[1], {})):
+            await site.chat(again, **fields)
+        *turns, equal, other, none = [sampling.seed for sampling in site.engine.samplings]
+        assert equal == turns[1] and len({*turns, other}) == 4 and none is None
+        site.key = await site.admin.open("u", limits=KeyLimits(seed=7))
+        await site.chat(seed=3)
+        assert site.engine.samplings[-1].seed == turns[0]
+
+    run(ScriptedEngine(replies(*["a<end>"] * 7)), test)
+
+
 def test_sampling_fields_reach_the_engine() -> None:
     async def test(site: Site) -> None:
         await site.chat(
@@ -176,7 +197,7 @@ def test_sampling_fields_reach_the_engine() -> None:
             parallel_tool_calls=True,
         )
         sampling = site.engine.samplings[0]
-        assert (sampling.temperature, sampling.top_p, sampling.max_tokens, sampling.seed) == (0.5, 0.9, 3, 7)
+        assert (sampling.temperature, sampling.top_p, sampling.max_tokens) == (0.5, 0.9, 3)
         assert (sampling.top_k, sampling.min_p, sampling.logit_bias) == (4, 0.1, {5: -100.0})
         assert sampling.stop_ids == (COMPACT.special_ids["<end>"],)
         await site.chat()

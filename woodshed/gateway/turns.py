@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
@@ -330,8 +332,8 @@ class Turns:
             top_logprobs=request.top_logprobs if request.logprobs else 0,
         )
         sampling = trajectory.limits.apply(sampling, trajectory.key_usage(), len(turn.prompt))
-        if sampling.seed is not None and request.choice:
-            sampling = replace(sampling, seed=sampling.seed + request.choice)
+        if sampling.seed is not None:
+            sampling = replace(sampling, seed=_seed_of_turn(sampling.seed + request.choice, turn.prompt))
         if sampling.penalised and trajectory.about.get("source") == "train":
             raise _untrainable(sampling)
         unrecorded = self.engine.kept_sets_refused() if sampling.truncated else None
@@ -448,6 +450,13 @@ def _unrecorded(sampling: Sampling, why: str) -> ApiError:
         "(rl.sampling), or with the local engine"
     )
     return invalid(name, message, "unsupported_value")
+
+
+def _seed_of_turn(seed: int, prompt: Sequence[int]) -> int:
+    """Return the engine's seed for a request: equal for equal prompts. With the client's own seed, all turns of an
+    episode would be sampled with the same random numbers."""
+    digest = hashlib.blake2b(array("q", prompt).tobytes(), digest_size=8, salt=(seed % (1 << 64)).to_bytes(8)).digest()
+    return int.from_bytes(digest) >> 1
 
 
 def _finish_reason(completion: Completion, calls: bool) -> str:
