@@ -164,6 +164,31 @@ def test_a_resumed_episode_goes_on_after_another_crash_of_the_server(tmp_path: P
         assert not finished.repeating and finished.refusals == {} and finished.requests == 4, crash_after
 
 
+def test_a_crash_while_an_episode_is_resumed_loses_no_turn(tmp_path: Path) -> None:
+    """Wherever the write of the new key ends."""
+
+    async def main() -> None:
+        server, path = Server(tmp_path, "read a.py<end>", "test<end>"), tmp_path / "open.journal"
+        old, messages = await server.admin.open("t"), [USER]
+        for _ in range(2):
+            reply = await server.chat(old, messages)
+            messages += [reply, result_of(reply, "x")]
+        whole = path.stat().st_size
+        new = await server.admin.resume("t") or ""
+        server.end()
+        data = path.read_bytes()
+        for end in (len(data), *range(len(data) - 1, whole - 1, -20)):
+            path.write_bytes(data[:end])
+            server = Server(tmp_path)
+            if end == len(data):
+                assert await server.chat(new, [USER]) == messages[1]
+            assert await server.chat(new if end == len(data) else old, messages[:3]) == messages[3]
+            assert not server.engine.calls
+            server.end()
+
+    asyncio.run(main())
+
+
 def test_a_reply_that_was_cut_by_its_limit_is_given_again_as_such(tmp_path: Path) -> None:
     async def main() -> None:
         server = Server(tmp_path, "read a.py and more", "read a.py and more")

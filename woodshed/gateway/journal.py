@@ -137,6 +137,9 @@ class Journal:
                 kept[id].finished = True
             elif id in kept and kind == "left":
                 kept[id].abandoned = KeyUsage(*head["left"])
+            elif id in kept and kind == "resume":
+                kept[id].key_digest, kept[id].resumed = bytes.fromhex(head["key"]), head["resumed"]
+                kept[id].repeated = set()
             elif id in kept and kind == "repeat":
                 kept[id].repeated.add(head["number"])
             elif id in kept and kind == "feedback":
@@ -200,6 +203,10 @@ class Journal:
 
     def abandoned(self, id: str, usage: KeyUsage) -> None:
         self._write(_frame({"kind": "left", "id": id, "left": usage}))
+
+    def resumed(self, kept: Kept) -> None:
+        """Append the new key of a resumed trajectory. It is a single frame: a part of it changes nothing."""
+        self._write(_frame({"kind": "resume", "id": kept.id, "key": kept.key_digest.hex(), "resumed": kept.resumed}))
 
     def repeated(self, id: str, number: int) -> None:
         """Append that a resumed trajectory's client has requested reply ``number`` again."""

@@ -159,7 +159,7 @@ class Trajectories:
         trajectory.key_digest, trajectory.resumed, trajectory.repeated = key_hash(key), len(trajectory.usage), set()
         if self._journal is not None:
             try:
-                self._journal.opened(trajectory.kept())
+                self._journal.resumed(trajectory.kept())
             except BaseException:
                 trajectory.key_digest, trajectory.resumed, trajectory.repeated = before
                 raise
