@@ -47,8 +47,8 @@ def test_a_stream_survives_its_engine(tmp_path: Path) -> None:
             async with GatewayAdmin(url, ADMIN) as admin:
                 key = await admin.open("t")
                 async with openai.AsyncOpenAI(base_url=url + "/v1", api_key=key, max_retries=0) as client:
-                    # With most other seeds this policy ends its reply early.
-                    ask = {"model": "m", "messages": [USER], "stream": True, "max_tokens": 400, "seed": 7}
+                    endless = {str(COMPACT.special_ids["<end>"]): -100}
+                    ask = {"model": "m", "messages": [USER], "stream": True, "max_tokens": 400, "logit_bias": endless}
                     call = asyncio.create_task(streamed(await client.chat.completions.create(**ask)))
                     while sum(e.engine.stats()["generated_tokens"] for e in engines) < 15:
                         assert not call.done(), "it was to be killed in the middle"
