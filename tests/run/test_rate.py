@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
@@ -20,6 +21,7 @@ from woodshed.cli.main import app
 from woodshed.cluster.supervisor import Supervisor
 from woodshed.gateway.app import build_app
 from woodshed.gateway.client import GatewayAdmin
+from woodshed.grading.settings import GradingSettings
 from woodshed.harness.settings import HarnessSettings
 from woodshed.policy.formats import get_format
 from woodshed.recipe.load import load_recipe
@@ -34,6 +36,7 @@ from woodshed.rollout.rollout import Arena
 from woodshed.run.rate import Plan, Rated, RatingError, chosen, rate, rate_from, rate_in, rollouts_of
 from woodshed.sandbox import open_backend
 from woodshed.sandbox.layers import LayerStore
+from woodshed.sandbox.protocol import Egress
 from woodshed.stages.tasks import built_tasks
 from woodshed.tasks.generators.synthetic import draw_synthetic, write_synthetic
 
@@ -69,7 +72,14 @@ class Policy(ScriptedEngine):
         return HERMES.encode(said, allow_special=True)
 
 
-def rated(engine: ScriptedEngine, tasks: Sequence[Task], store: Path, rollouts: int, checkpoint: str = "c") -> Rated:
+def rated(
+    engine: ScriptedEngine,
+    tasks: Sequence[Task],
+    store: Path,
+    rollouts: int,
+    checkpoint: str = "c",
+    **settings: Any,
+) -> Rated:
     async def main() -> Rated:
         backend = open_backend()
         server = build_app(engine, get_format("hermes"), HERMES, admin_key=ADMIN)
@@ -82,6 +92,7 @@ def rated(engine: ScriptedEngine, tasks: Sequence[Task], store: Path, rollouts: 
                 agent=BuiltinAgent(HarnessSettings(), client),
                 policy="scripted",
                 attempts=1,
+                **settings,
             )
             kept = TrajectoryStore(store / "trajectories")
             try:
@@ -108,6 +119,13 @@ def test_a_policy_is_run_and_what_is_known_is_not_run_again(synthetic_tasks: lis
     assert engine.episodes == 5 and [r.rollouts for _, r in more.new] == [3], "only what is missing is run"
     other = rated(engine, synthetic_tasks[1:], tmp_path, 1, checkpoint="another")
     assert len(other.new) == 1 and len(read_history(synthetic_tasks[1]).ratings) == 2, "a new policy adds"
+
+    open_box, lenient = Egress(("pypi.org",)), GradingSettings(held_out_share=0.0)
+    for setting in ({"egress": open_box}, {"egress": Egress()}, {"grading": lenient}):
+        assert len(rated(engine, synthetic_tasks[1:], tmp_path, 1, **setting).new) == 1, setting
+    same = GradingSettings(held_out_key="ab" * 16)
+    assert rated(engine, synthetic_tasks[1:], tmp_path, 1, grading=same).new == [], "a key is of the folder"
+    engine.episodes = 6
 
     changed = synthetic_tasks[1].path / "instruction.md"
     text = changed.read_text()

@@ -110,6 +110,7 @@ def test_only_the_recipe_as_it_is_has_expectations() -> None:
     found = expected_curves(smoke)
     assert found is not None and found.recipe == "smoke" and len(found.seeds) >= 3
     assert expected_curves(smoke.model_copy(update={"seed": 77})) is not None
+    assert expected_curves(load_recipe("laptop", ["rl.alarms.flat='pause'"])) is not None, "alarms change no curve"
     changed = load_recipe("smoke", ["train.optimizer.lr=0.5"])
     assert expected_curves(changed) is None
     assert digest_of(changed.model_dump(mode="json")) != digest_of(smoke.model_dump(mode="json"))

@@ -200,8 +200,10 @@ async def rate_in(
 
     Rollouts that an earlier start lost to infrastructure errors are run again.
     """
-    setting = hashlib.sha256(f"{checkpoint}:{arena.harness_hash}:{arena.temperature}:{arena.limits}".encode())
-    name = f"rate-{setting.hexdigest()[:16]}"
+    hosts = (arena.egress.allow, arena.egress.private) if arena.egress is not None else None
+    grading = arena.grading.model_dump(exclude={"held_out_key"})
+    settings = (checkpoint, arena.harness_hash, arena.temperature, arena.limits, hosts, sorted(grading.items()))
+    name = f"rate-{hashlib.sha256(repr(settings).encode()).hexdigest()[:16]}"
     missing = [task for task in tasks if not _has(task, group_name(name, _label(task)), rollouts)]
 
     def say(sofar: Sofar) -> None:

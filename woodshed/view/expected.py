@@ -118,9 +118,11 @@ class Expected:
 
 
 def digest_of(recipe: Mapping[str, Any]) -> str:
-    """Return the digest of everything in ``recipe`` that determines its curves. ``recipe``:
+    """Return the digest of everything in ``recipe`` that determines its curves, which alarms do not. ``recipe``:
     ``model_dump(mode="json", exclude_defaults=True)``, so that new settings with a default change nothing."""
     chosen = {name: recipe.get(name) for name in SECTIONS}
+    if chosen["rl"] is not None:
+        chosen["rl"] = {name: value for name, value in chosen["rl"].items() if name != "alarms"}
     return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:16]
 
 
