@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from woodshed.cli.main import app
+from woodshed.recipe.load import dump_recipe, load_recipe
 
 
 @pytest.mark.parametrize("command", (["report"], ["agent", "--run"]), ids=("report", "agent"))
@@ -15,3 +16,12 @@ def test_a_folder_without_a_run_is_named(tmp_path: Path, command: list[str]) -> 
     result = CliRunner().invoke(app, [*command, str(tmp_path / "nowhere")])
     assert result.exit_code == 2
     assert "nowhere is not a run directory" in result.stderr and "there are" not in result.stderr
+
+
+@pytest.mark.parametrize("command", ("report", "monitors"))
+def test_a_damaged_index_is_named(tmp_path: Path, command: str) -> None:
+    (tmp_path / "trajectories").mkdir()
+    (tmp_path / "recipe.toml").write_text(dump_recipe(load_recipe("smoke")))
+    (tmp_path / "trajectories" / "index.sqlite").write_bytes(b"torn" * 400)
+    result = CliRunner().invoke(app, [command, str(tmp_path)])
+    assert result.exit_code == 2 and "index.sqlite is damaged; restore it" in result.stderr, result.output

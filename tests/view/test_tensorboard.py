@@ -31,3 +31,11 @@ def test_new_lines_are_taken_over_and_a_file_begun_again_is_read_again(tmp_path:
     path.write_text(lines[3])
     mirror.update()
     assert read(tmp_path / "tensorboard" / "sft") == {"loss": [(4, 0.0625)], "effort/turns": [(4, 4.0)]}
+
+
+def test_half_a_line_of_a_killed_process_is_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "metrics" / "rl.jsonl"
+    path.parent.mkdir()
+    path.write_text('{"step": 1, "loss": 0.5}\n{"step": 2, "lo{"step": 2, "loss": 0.25}\n{"step": 3, "loss": 1.5}\n')
+    TensorBoardMirror(tmp_path).update()
+    assert read(tmp_path / "tensorboard" / "rl") == {"loss": [(1, 0.5), (3, 1.5)]}

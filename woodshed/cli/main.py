@@ -289,6 +289,7 @@ def monitors(
         woodshed run laptop --set rl.monitors.special_casing=quarantine
     """
     from woodshed.monitors import NAMES
+    from woodshed.record.run_directory import DirectoryError
     from woodshed.record.settings import is_reference
     from woodshed.view.summary import FindingsError, print_findings
 
@@ -296,7 +297,7 @@ def monitors(
         raise _fail(ValueError(f"--only {unknown[0]}: no such monitor; there are: {', '.join(NAMES)}"))
     try:
         print_findings(run / "trajectories", Console(), only=only or [], show=show)
-    except FindingsError as error:
+    except (DirectoryError, FindingsError) as error:
         raise _fail(error) from None
 
 

@@ -24,6 +24,7 @@ import sqlalchemy as sa
 import zstandard
 
 from .kept import KeptSets
+from .run_directory import DirectoryError
 from .segment import Altered, Constraint, Segment, Span
 from .trajectory import Effort, Fork, Outcome, ReplyUsage, ToolEvent, Trajectory
 
@@ -129,7 +130,8 @@ _record = (_table.c.id, _table.c.blob, _table.c.shard)
 class TrajectoryStore:
     """Trajectories under ``folder``; the index is SQLite there, or any SQLAlchemy ``url`` (``postgresql+psycopg://``).
 
-    Safe for several threads of one process and for one writer beside readers in other processes.
+    Safe for several threads of one process and for one writer beside readers in other processes. Raises DirectoryError
+    if the index is no database.
     """
 
     def __init__(self, folder: Path | str, url: str | None = None):
@@ -138,7 +140,13 @@ class TrajectoryStore:
         self._engine = sa.create_engine(url or f"sqlite:///{self.folder / 'index.sqlite'}")
         if self._engine.dialect.name == "sqlite":
             sa.event.listen(self._engine, "connect", _sqlite_pragmas)
-        _schema.create_all(self._engine)
+        try:
+            _schema.create_all(self._engine)
+        except sa.exc.DatabaseError as error:
+            if "not a database" not in str(error.orig):
+                raise
+            where = self.folder / "index.sqlite"
+            raise DirectoryError(f"{where} is damaged; restore it, or start over in another folder") from error
         self._compress = threading.local()
 
     def add(self, trajectory: Trajectory) -> bool:

@@ -5,6 +5,7 @@ The JSON lines in ``RUN/metrics`` are the primary record; the event files are ma
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from collections.abc import Iterator, Mapping
@@ -45,7 +46,8 @@ class TensorBoardMirror:
                 if not read:
                     _add(events, Event(wall_time=moment, file_version="brain.Event:2"))
                 for text in data.splitlines():
-                    _add(events, event(json.loads(text), moment))
+                    with contextlib.suppress(ValueError):  # a kill left half a line: ``read_jsonl`` skips it, too
+                        _add(events, event(json.loads(text), moment))
             self._read[path.stem] = read + len(data)
 
 
