@@ -16,7 +16,7 @@ from pathlib import PurePosixPath
 from time import perf_counter
 from typing import Protocol
 
-from woodshed.grading.crossing import Submission, crossing
+from woodshed.grading.crossing import Submission, collected, crossing
 from woodshed.grading.heldout import PYTEST, EndlessError, reference
 from woodshed.grading.node.grader import NODE, run_node_ids
 from woodshed.grading.pytest_grader import RunIds, lay_tests, run_pytest_ids
@@ -121,7 +121,8 @@ async def _solution(task: Task, graded: Graded, report: GateReport) -> None:
         missing = sorted(set(gold) - set(crossed))
         report.failures["solution"] = f"{missing[0]} may not be submitted" if missing else "there is none"
         return
-    first, second = await graded(gold), await graded(gold)
+    # once alone, and once as an agent's box would hold it
+    first, second = await graded(gold), await graded(collected(task, task.workspace_files() | gold))
     if not first.resolved:
         report.failures["oracle"] = f"the solution scores 0: {_bad(first)}"
     elif first.tests != second.tests:
