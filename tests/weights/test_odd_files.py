@@ -65,7 +65,8 @@ def odd_chain(tmp_path: Path, odd: str) -> FolderStore:
 def test_odd_files_are_refused(odd: str, odd_chain: FolderStore) -> None:
     with pytest.raises(ChainError, match="chain"):
         odd_chain.get("v000000/manifest.json")
-    assert Follower(odd_chain).advance() is None
+    with pytest.raises(ChainError, match="chain"):
+        Follower(odd_chain).advance()
 
 
 def test_a_folder_in_place_of_a_file_leaves_no_descriptor_open(tmp_path: Path) -> None:
