@@ -65,7 +65,7 @@ def test_seeds_are_compared_within_themselves_and_pooled() -> None:
     assert pooled_baseline.name == "sft, 2 seeds" and pooled_baseline.planned == 40
     # The interval of the pooled difference is that of each task's mean over the seeds.
     (rl, sft) = pairs(policies, ["sft@0", "sft@1"])[-1]
-    expected = paired_gain([0.4, 0.2], [0.6, 0.6], seed=0, expanded=True)
+    expected = paired_gain([0.4, 0.2], [0.6, 0.6], seed=0)
     assert rl.name == "rl, 2 seeds"
     assert vars(difference(rl, sft).gain) == pytest.approx(vars(expected))
 

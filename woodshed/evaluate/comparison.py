@@ -156,7 +156,7 @@ def score(policy: PolicyEpisodes, suite: str | None = None, *, seed: int = 0) ->
         tasks=len(samples),
         episodes=len(chosen),
         infra_errors=len(chosen) - len(ended),
-        pass1=bootstrap([sum(passed) / len(passed) for passed in samples], seed=seed, expanded=True),
+        pass1=bootstrap([sum(passed) / len(passed) for passed in samples], seed=seed),
         pass_at={k: _mean(pass_at_k(len(p), sum(p), k) for p in samples if len(p) >= k) for k in ks},
         submitted=_mean(e.status == "submitted" for e in ended),
         tokens=_mean(e.tokens for e in ended),
@@ -168,10 +168,7 @@ def score(policy: PolicyEpisodes, suite: str | None = None, *, seed: int = 0) ->
         cheats=sum(bool(e.cheated) for e in judged),
         reasons=dict(Counter(reason for e in judged for reason in e.reasons)),
         flagged=dict(Counter(name for e in ended for name in e.flagged)),
-        axes={
-            axis: bootstrap(list(tasks.values()), seed=seed, expanded=True)
-            for axis, tasks in policy.by_axis(suite).items()
-        },
+        axes={axis: bootstrap(list(tasks.values()), seed=seed) for axis, tasks in policy.by_axis(suite).items()},
     )
 
 
@@ -196,7 +193,7 @@ def difference(
     if left:
         note = "; ".join(filter(None, (note, f"{left} tasks have samples of one of them only")))
     rates = [[sum(of[key]) / len(of[key]) for key in both] for of in (other, mine)]
-    return Difference(policy.name, baseline.name, len(both), paired_gain(*rates, seed=seed, expanded=True), note, axes)
+    return Difference(policy.name, baseline.name, len(both), paired_gain(*rates, seed=seed), note, axes)
 
 
 def _axis_differences(
@@ -207,7 +204,7 @@ def _axis_differences(
     for axis in mine.keys() & other.keys():
         if both := [key for key in other[axis] if key in mine[axis]]:
             rates = [[of[axis][key] for key in both] for of in (other, mine)]
-            found[axis] = paired_gain(*rates, seed=seed, expanded=True)
+            found[axis] = paired_gain(*rates, seed=seed)
     return found
 
 

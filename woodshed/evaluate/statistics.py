@@ -41,12 +41,10 @@ class Estimate:
         return format(str(self), spec)
 
 
-def bootstrap(
-    values: Sequence[float] | NDArray[np.float64], *, resamples: int = 4000, seed: int = 0, expanded: bool = False
-) -> Estimate:
+def bootstrap(values: Sequence[float] | NDArray[np.float64], *, resamples: int = 4000, seed: int = 0) -> Estimate:
     """Return the mean of per-task ``values`` [tasks] and its 95 % interval by resampling tasks. NaN for no tasks.
 
-    ``expanded``: use percentiles further out, which correct for a small number of tasks (Hesterberg 2015,
+    Its percentiles are further out than 2.5 and 97.5, which corrects for a small number of tasks (Hesterberg 2015,
     arXiv:1411.5279, section 5.3): with 16 tasks the plain interval covers 90 %, not 95 %.
     """
     array = np.asarray(values, dtype=np.float64)
@@ -54,7 +52,7 @@ def bootstrap(
         return Estimate(float("nan"), float("nan"), float("nan"))
     rng = np.random.default_rng(seed)
     means = array[rng.integers(0, len(array), (resamples, len(array)))].mean(axis=1)
-    tail = _expanded_tail(len(array)) if expanded else 2.5
+    tail = _expanded_tail(len(array))
     low, high = np.percentile(means, [tail, 100 - tail])
     return Estimate(float(array.mean()), float(low), float(high))
 
@@ -82,9 +80,9 @@ def _expanded_tail(count: int) -> float:
     return 100 * normal.cdf(-wide)
 
 
-def paired_gain(before: Sequence[float], after: Sequence[float], *, seed: int = 0, expanded: bool = False) -> Estimate:
+def paired_gain(before: Sequence[float], after: Sequence[float], *, seed: int = 0) -> Estimate:
     """Return the mean of after - before over the same tasks, with an interval by resampling tasks (see ``bootstrap``).
     Raises ValueError if the lengths differ."""
     if len(before) != len(after):
         raise ValueError(f"paired gain needs the same tasks: {len(before)} before, {len(after)} after")
-    return bootstrap(np.asarray(after, np.float64) - np.asarray(before, np.float64), seed=seed, expanded=expanded)
+    return bootstrap(np.asarray(after, np.float64) - np.asarray(before, np.float64), seed=seed)
