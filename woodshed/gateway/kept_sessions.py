@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from sqlalchemy.exc import SQLAlchemyError
 
+from woodshed.record.run_directory import DirectoryError
 from woodshed.record.segment import Segment
 from woodshed.record.store import TrajectoryStore
 from woodshed.record.trajectory import Effort, Trajectory
@@ -29,7 +30,7 @@ class KeptSessions:
         self.policy = policy
         try:
             self.store = TrajectoryStore(folder)
-        except SQLAlchemyError as error:
+        except (DirectoryError, SQLAlchemyError) as error:
             raise OSError(f"{folder}: sessions cannot be stored here: {_reason(error)}") from error
 
     def keep(self, finished: OpenTrajectory) -> None:
@@ -80,7 +81,7 @@ class KeptSessions:
         )
 
 
-def _reason(error: SQLAlchemyError) -> str:
+def _reason(error: Exception) -> str:
     """The database's own message, without the statement."""
     return str(getattr(error, "orig", None) or error)
 
