@@ -234,5 +234,7 @@ def drop(task: Task, why: str, line: PackageYield, ledger: Ledger) -> None:
     shutil.rmtree(task.path)
     line.kept -= 1
     line.rejected[why] += 1
-    line.kinds[task.info.provenance["generator"]][1] -= 1
+    # Tasks of a source of the user's own need not name a generator; they are counted by the kind of the task.
+    kind = task.info.provenance.get("generator", "")
+    line.kinds[kind if kind in line.kinds else task.info.kind][1] -= 1
     line.smaller[1] -= LEFT_OUT in task.info.provenance

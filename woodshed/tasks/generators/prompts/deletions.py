@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import random
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from woodshed.tasks.generators.changes.groups import is_private
@@ -88,13 +88,17 @@ def purpose(source: str, name: str) -> str:
 def _named(tree: ast.Module, name: str) -> list[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
     found: list[ast.AST] = [tree]
     for part in name.split("."):
-        found = [
-            n
-            for node in found
-            for n in ast.walk(node)
-            if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and n.name == part
-        ]
+        found = [n for node in found for n in _own(node) if n.name == part]
     return found  # type: ignore[return-value]
+
+
+def _own(node: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
+    """Yield the functions and classes of a module or class, also below ``if`` and ``try``, without nested ones."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield child
+        else:
+            yield from _own(child)
 
 
 def _counted(functions: Sequence[CoveredFunction]) -> dict[str, str]:
