@@ -133,5 +133,9 @@ def test_the_session_of_a_reply_that_was_not_recorded_is_released(monkeypatch: p
         (session, *_), (again, *_) = site.engine.calls
         assert session == again and site.engine.released == [session]
         assert (await site.chat(longer)).status_code == 200 and site.engine.released == [session]
+        later, *_ = site.engine.calls[-1]
+        assert later != session, "a release that arrives late would cancel the request"
+        await site.admin.finish("t")
+        assert site.engine.released == [session, session, later], "all are released at the end"
 
     run(ScriptedEngine(replies("one<end>", "two<end>", "three<end>")), test)

@@ -216,8 +216,7 @@ class Recorder:
         """Exclude other requests from the segment until ``commit`` or ``abandon``."""
         turn.segment.busy = True
         if turn.fresh:
-            turn.segment.number = self.started
-            self.started += 1
+            self.number(turn.segment)
 
     def abandon(self, turn: Turn) -> None:
         """Release the segment of a request that failed, without changing it."""
@@ -270,6 +269,11 @@ class Recorder:
         self.segments.append(OpenSegment(tools, self.started))
         self.started += 1
         self.prefix_breaks = len(self.segments) - 1
+
+    def number(self, segment: OpenSegment) -> None:
+        """Give a segment a number, and with it an engine session, that no other had before."""
+        segment.number = self.started
+        self.started += 1
 
     def run_again(self) -> None:
         """Expect that the client runs the episode again from now on; see ``OpenSegment.run_again``."""

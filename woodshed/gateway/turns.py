@@ -233,6 +233,8 @@ class Turns:
                 turn.segment.busy = False
                 if unrecorded:  # the engine returns the routes of a token only once per session
                     self.engine.release(trajectory.session(turn.segment.number))
+                    # A release may reach the engine after the next request, and would cancel it.
+                    trajectory.recorder.number(turn.segment)
 
     def _abandon(self, trajectory: OpenTrajectory, sampled: int) -> None:
         """Charge a key whose client has disconnected for the ``sampled`` tokens, as if they were a reply."""
