@@ -3,6 +3,7 @@
 import asyncio
 import random
 import statistics
+import time
 
 import numpy as np
 import pytest
@@ -179,6 +180,27 @@ def test_routes_that_a_cancelled_request_computed_come_with_the_next():
             assert (done.prompt_routes[:, 0] >= 0).all()
             longer = tokens + done.tokens + prompt(3, seed=3)
             assert len((await engine.generate(longer, Sampling(max_tokens=1), session="s")).prompt_routes) == 4
+
+    run(main())
+
+
+def test_routes_of_a_completion_that_came_too_late_come_with_the_next():
+    """The caller is cancelled after the engine is done, and before its event loop sees the completion."""
+
+    async def main():
+        async with running(decoder(MOE)) as engine:
+            first = await engine.generate(prompt(9), Sampling(max_tokens=5, seed=1), session="s")
+            tokens = prompt(9) + first.tokens + prompt(20, seed=2)
+            task = asyncio.create_task(engine.generate(tokens, Sampling(max_tokens=3), session="s"))
+            await asyncio.sleep(0)
+            while engine.stats()["generated_tokens"] < 8 or engine.stats()["running"]:
+                time.sleep(0.001)  # noqa: ASYNC251 - the loop must see nothing meanwhile
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            done = await engine.generate(tokens, Sampling(max_tokens=3), session="s")
+            assert done.cached_tokens == len(tokens) - 1
+            assert len(done.prompt_routes) == 21 and (done.prompt_routes[:, 0] >= 0).all()
 
     run(main())
 

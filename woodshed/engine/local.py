@@ -172,6 +172,8 @@ class LocalEngine:
             return await request.future
         except asyncio.CancelledError:
             request.cancelled = True
+            with contextlib.suppress(EngineClosed):  # it may have been completed since
+                self._post(lambda: self._scheduler.take_back(request))
             raise
 
     async def update_weights(self, version: int, state: Mapping[str, Tensor], *, kv: KvPolicy = "keep") -> float:

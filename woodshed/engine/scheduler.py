@@ -188,6 +188,12 @@ class Scheduler:
             self.cache.returned[request.row] = min(request.total, int(self.cache.lengths[request.row]))
         self.cache.release(request.row)
 
+    def take_back(self, request: Request) -> None:
+        """Note that nobody got the completion of a request, so that the next one of its session returns its routes."""
+        row = None if request.session is None else self.cache.sessions.get(request.session)
+        if row is not None and request.row >= 0:
+            self.cache.returned[row] = min(int(self.cache.returned[row]), request.returned)
+
     def forget(self, request: Request) -> None:
         """Remove a failed request and erase its row, which must not be reused."""
         self.running.remove(request)
