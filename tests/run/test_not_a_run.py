@@ -25,3 +25,19 @@ def test_a_damaged_index_is_named(tmp_path: Path, command: str) -> None:
     (tmp_path / "trajectories" / "index.sqlite").write_bytes(b"torn" * 400)
     result = CliRunner().invoke(app, [command, str(tmp_path)])
     assert result.exit_code == 2 and "index.sqlite is damaged; restore it" in result.stderr, result.output
+
+
+@pytest.mark.parametrize(
+    "command",
+    (
+        ["benchmark", "build", "{}", "--out", "{}/out", "--trajectories", "{}/trajectories"],
+        ["evaluate", "regrade", "{}"],
+    ),
+    ids=("build", "regrade"),
+)
+def test_a_damaged_index_is_named_where_its_folder_was_given(tmp_path: Path, command: list[str]) -> None:
+    (tmp_path / "trajectories").mkdir()
+    (tmp_path / "evaluation.json").write_text("{}")
+    (tmp_path / "trajectories" / "index.sqlite").write_bytes(b"torn" * 400)
+    result = CliRunner().invoke(app, [word.format(tmp_path) for word in command])
+    assert result.exit_code == 2 and "index.sqlite is damaged; restore it" in result.stderr, result.output

@@ -16,6 +16,7 @@ from typing import Any
 
 from woodshed.gateway.journal import JournalError, JournalledConversation, read_conversations
 from woodshed.harness.settings import REQUEST
+from woodshed.record.run_directory import DirectoryError
 from woodshed.record.store import TrajectoryStore
 from woodshed.record.trajectory import Trajectory
 
@@ -55,13 +56,16 @@ class Session:
 def read_sessions(stores: Iterable[Path], journals: Iterable[Path]) -> list[Session]:
     """Return the sessions in folders of stored trajectories and in journals of gateways, oldest first, each id once.
 
-    Raises BenchmarkError for a folder without trajectories and a journal that cannot be read.
+    Raises BenchmarkError for a folder without trajectories, a damaged index and a journal that cannot be read.
     """
     found: dict[str, Session] = {}
     for folder in stores:
         if not (folder / "index.sqlite").is_file():
             raise BenchmarkError(f"{folder}: no stored trajectories (index.sqlite); give the folder of a store")
-        store = TrajectoryStore(folder)
+        try:
+            store = TrajectoryStore(folder)
+        except DirectoryError as error:
+            raise BenchmarkError(str(error)) from None
         try:
             live = [row["id"] for row in store.rows("source = 'live'")]
             for trajectory in filter(None, map(store.get, live)):

@@ -20,6 +20,7 @@ from woodshed.grading.heldout import EndlessError
 from woodshed.grading.settings import GradingSettings
 from woodshed.grading.verify import grade
 from woodshed.record.jsonl import JsonLines
+from woodshed.record.run_directory import DirectoryError
 from woodshed.record.settings import is_reference
 from woodshed.record.store import TrajectoryStore
 from woodshed.record.task import Task, TaskError
@@ -74,7 +75,10 @@ def regrade(root: Path, progress: Progress, *, jobs: int, backend: str = "namesp
     if settings is None:
         raise EvaluationError(f"{root} holds no evaluation (no evaluation.json); give the folder of --out")
     with folder.claimed():
-        store = TrajectoryStore(folder.trajectories)
+        try:
+            store = TrajectoryStore(folder.trajectories)
+        except DirectoryError as error:
+            raise EvaluationError(str(error)) from None
         try:
             items = _items(folder, settings, store)
             found = asyncio.run(_regrade(folder, store, items, progress, jobs, backend))
