@@ -73,3 +73,13 @@ def test_a_report_says_that_the_first_evaluation_is_not_finished(tmp_path: Path)
         build_report(run, console)
         for text in (console.export_text(), run.report.read_text()):
             assert ("The evaluation before RL is not finished." in text) is not finished
+
+
+def test_a_report_names_the_samples_that_were_drawn_and_the_k_that_is_compared(tmp_path: Path) -> None:
+    run, console = RunDirectory(tmp_path), Console(record=True, file=io.StringIO(), width=200)
+    stored(run.trajectories, lost=2).close()
+    for stage in ("before", "after"):
+        run.finish_stage(stage, {})
+    assert build_report(run, console)["samples"] == 2
+    for text in (console.export_text(), run.report.read_text()):
+        assert "8 held-out tasks x 4 samples." in text and "best-of-2" in text and "best-of-4" not in text

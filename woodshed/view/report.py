@@ -241,7 +241,7 @@ def _gain(arms: dict[str, Evaluation], title: dict[str, str]) -> str:
 def _print(
     console: Console, tables: list[Cells], gain: str, before: Evaluation, transfer: list[Evaluation], run: Run
 ) -> None:
-    console.print(f"{len(before.tasks)} held-out tasks x {before.samples} samples. {_LEGEND}")
+    console.print(f"{len(before.tasks)} held-out tasks x {before.most_samples} samples. {_LEGEND}")
     for head, *rows in tables:
         shown = Table(*head)
         for row in rows:
@@ -255,7 +255,7 @@ def _print(
 
 
 def _headline(tables: list[Cells], gain: str, before: Evaluation, transfer: list[Evaluation]) -> str:
-    note = f"{len(before.tasks)} held-out tasks x {before.samples} samples. {_LEGEND}"
+    note = f"{len(before.tasks)} held-out tasks x {before.most_samples} samples. {_LEGEND}"
     out = f"<p>{note}</p>" + "".join(_html_table(table) for table in tables)
     if gain:
         out += f"<p><b>{html.escape(gain)}</b>; paired by task.</p>"

@@ -52,6 +52,11 @@ class Evaluation:
         return replace(self, samples=samples, best_by_task=[pass_at_k(n, c, samples) for n, c in self.counts])
 
     @property
+    def most_samples(self) -> int:
+        """Number of graded samples of a task that lost none. ``samples`` is that of the task that lost most."""
+        return max((n for n, _ in self.counts), default=self.samples)
+
+    @property
     def pass1(self) -> Estimate:
         return bootstrap(self.pass1_by_task)
 
