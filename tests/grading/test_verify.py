@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -16,7 +17,7 @@ from woodshed.grading.crossing import Submission, collected, crossed_digest, cro
 from woodshed.grading.settings import GradingSettings
 from woodshed.grading.verify import GradeCache, grade, submission_from
 from woodshed.record.fault import HostFault
-from woodshed.record.task import Task, TaskError, TaskInfo
+from woodshed.record.task import WITHHELD, Task, TaskError, TaskInfo
 from woodshed.record.trajectory import Outcome
 from woodshed.sandbox.protocol import BoxSpec, SandboxError
 from woodshed.sandbox.taskbox import box_spec
@@ -271,5 +272,38 @@ def test_an_agents_own_test_beside_the_code_is_no_reason_to_refuse_its_fix(
         assert not refused.resolved and "shapes/testing.py: use of pytest.approx" in refused.detail
         importing = await graded("shapes/test_new.py", f"from . import test_new\n{fixed}")
         assert not importing.resolved and "test_new" in importing.detail, "it is not there"
+
+    in_boxes(run)
+
+
+CALLER = """
+
+def caller():
+    return sys._getframe(1).f_locals["want"]
+"""
+
+
+def test_code_that_moves_to_a_file_with_the_name_of_a_test_is_not_left_out(
+    tmp_path: Path, in_boxes: Callable[[Any], Any]
+) -> None:
+    """Where the solution is withheld, code may move, and the changed code imports it."""
+    start, fixed = f"import sys\n{toy.SHAPES}{CALLER}", toy.SHAPES.replace("width + height", "width * height")
+
+    async def run(backend: Any, layers: Any) -> None:
+        task = toy.toy_task(tmp_path / "toy", toy.pytest_layer(layers), shapes=start)
+        shutil.rmtree(task.path / "solution")
+        task = replace(Task.load(task.path), info=replace(task.info, provenance={"reference": WITHHELD}))
+        assert task.withheld
+        moved = {
+            "shapes/measure.py": f"from .test_support import caller\n{fixed}".encode(),
+            "shapes/test_support.py": f"import sys\n{CALLER}".encode(),
+        }
+        outcome = await grade(task, moved, backend, layers)
+        assert outcome.resolved, outcome.detail
+        beside = {
+            "shapes/measure.py": f"import sys\n{fixed}{CALLER}".encode(),
+            "shapes/test_new.py": TEST_BESIDE.encode(),
+        }
+        assert (await grade(task, beside, backend, layers)).resolved, "what is refused is still left out"
 
     in_boxes(run)

@@ -138,10 +138,8 @@ async def grade_by_tests(
         submission = await box.get(info.submission)
     if clash := _in_the_way(task, submission):
         return Outcome(False, dict.fromkeys(required, "error"), 0.0, f"the submission does not fit: {clash}")
-    known = _start_files(task, submission)
     changed = changed_files(task, submission)
-    moved = _moved(task, changed, known, submission) if task.withheld else {}
-    versions = (known, task.solution_files(), moved)
+    versions = known_versions(task, changed, submission)
     found = await asyncio.to_thread(screen, changed, *versions)  # takes seconds for large files
     if found and again is not None:
         found = await again(box, found, changed, *versions)
@@ -163,6 +161,15 @@ def outcome_of(task: Task, run: TestRun) -> Outcome:
         tests = {i: "error" if s == "passed" else s for i, s in tests.items()}
     resolved = bool(task.info.fail_to_pass) and all(s == "passed" for s in tests.values())
     return Outcome(resolved, tests, run.seconds, run.detail)
+
+
+def known_versions(
+    task: Task, changed: Mapping[str, bytes], submission: Mapping[str, bytes]
+) -> tuple[dict[str, bytes], ...]:
+    """Return the versions of a submission's files whose constructs are no reason to refuse a changed file: what the
+    agent started with, the solution and, if that is withheld, where the code may have been before."""
+    known = _start_files(task, submission)
+    return known, task.solution_files(), _moved(task, changed, known, submission) if task.withheld else {}
 
 
 def _moved(

@@ -23,7 +23,8 @@ from woodshed.sandbox.taskbox import box_spec
 from .cases import grade_cases
 from .crossing import DEFAULTS, Submission, collected, crossed_digest, crossing, submittable
 from .heldout import PYTEST, held_out
-from .pytest_grader import Screen, changed_files, grade_pytest
+from .pytest_grader import Screen, changed_files, grade_pytest, known_versions
+from .pytest_screen import elsewhere
 from .pytest_screen import screen as screen_python
 from .settings import GradingSettings
 
@@ -93,15 +94,15 @@ async def grade(
     """
     if task.info.grader not in GRADERS:
         raise TaskError(f"{task.path}/task.toml: grader {task.info.grader!r} is not one of {', '.join(GRADERS)}")
-    crossed = await _without_own_tests(task, crossing(task.info, submission, settings))
     gone = [p for p in getattr(submission, "deleted", ()) if submittable(task.info, p)]
+    crossed = await _without_own_tests(task, Submission(crossing(task.info, submission, settings), gone))
     key = (task.digest, crossed_digest(crossed, gone))
     if cache is not None and task.info.grader == "cases" and (known := cache.get(key)) is not None:
         return known
     start = perf_counter()
     box = await create_box(backend, box_spec(task, layers), task.info.start)
     try:
-        outcome = await _graded(task, box, Submission(crossed, gone), backend, layers, settings)
+        outcome = await _graded(task, box, crossed, backend, layers, settings)
     except (BoxError, ValueError, RecursionError) as error:
         # The box is full, has ended, or holds something in the way of the grader's files.
         log.warning("%s: a submission does not fit", task.name, exc_info=True)
@@ -117,17 +118,22 @@ async def grade(
     return outcome
 
 
-async def _without_own_tests(task: Task, crossed: dict[str, bytes]) -> dict[str, bytes]:
+async def _without_own_tests(task: Task, submission: Submission) -> Submission:
     """Leave out new test files that the screen would refuse: the grader runs its own tests, and those that an honest
     agent writes beside the code may use what the code must not. No code can import them then."""
-    tests = {name: data for name, data in crossed.items() if _TESTS.search(name)}
+    tests = {name: data for name, data in submission.items() if _TESTS.search(name)}
     if not tests or (screen := _SCREENS.get(task.info.grader)) is None:
-        return crossed
+        return submission
     known = {*task.workspace_names(), *task.solution_files()}
     new = [{name: data} for name, data in tests.items() if name not in known]
-    found = await asyncio.to_thread(lambda: [screen(file) for file in new])
-    refused = {name for file, constructs in zip(new, found, strict=True) if constructs for name in file}
-    return {name: data for name, data in crossed.items() if name not in refused}
+
+    def refused() -> set[str]:
+        versions = known_versions(task, changed_files(task, submission), submission)
+        read = [file for file in new if task.info.grader != "pytest" or not elsewhere(file)]  # else by the box
+        return {name for file in read if screen(file, *versions) for name in file}
+
+    out = await asyncio.to_thread(refused) if new else set()
+    return Submission({name: data for name, data in submission.items() if name not in out}, submission.deleted)
 
 
 async def _graded(
