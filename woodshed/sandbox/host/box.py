@@ -36,6 +36,7 @@ class ChannelBox(ABC):
         self.spec = spec
         self.channel = channel
         self._closed = False
+        self._closing: asyncio.Task[None] | None = None
         self._when_closed: list[Callable[[], None]] = []
         self._end = ""  # why the box is gone, once the backend was asked
         self._moving = asyncio.Lock()
@@ -125,13 +126,18 @@ class ChannelBox(ABC):
         self._when_closed.append(call)
 
     async def close(self) -> None:
-        """Kill every process of the box and free its files. Idempotent."""
-        if self._closed:
-            return
-        self._closed = True
-        self.hang_up()
+        """Kill every process of the box and free its files. Idempotent; goes on in the background if cancelled."""
+        if self._closing is None:
+            self._closed = True
+            self.hang_up()
+            self._closing = asyncio.create_task(self._finish())
+        await asyncio.shield(self._closing)
+
+    async def _finish(self) -> None:
         try:
-            await self._retire()
+            async with self._moving:  # a snapshot under way may be about to give the box new processes
+                self.hang_up()
+                await self._retire()
         finally:
             for call in self._when_closed:
                 call()

@@ -18,8 +18,14 @@ from .spawner import Spawner
 
 
 async def all_or_none(starting: Iterable[Awaitable[Sandbox]]) -> list[Sandbox]:
-    """Make several boxes; if one cannot be made, close the others and raise its error."""
-    made = await asyncio.gather(*starting, return_exceptions=True)
+    """Make several boxes; if one cannot be made, or this is cancelled, close the others and raise the error."""
+    tasks = [asyncio.ensure_future(each) for each in starting]
+    try:
+        made = await asyncio.gather(*tasks, return_exceptions=True)
+    except asyncio.CancelledError:  # by now all of them have ended, some with a box
+        whole = [task.result() for task in tasks if not task.cancelled() and task.exception() is None]
+        await asyncio.gather(*(box.close() for box in whole), return_exceptions=True)
+        raise
     boxes = [m for m in made if not isinstance(m, BaseException)]
     failed = [m for m in made if isinstance(m, BaseException)]
     if failed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -42,11 +43,22 @@ class NamespaceBox(ChannelBox):
         self._backend = backend
 
     async def snapshot(self, kind: Literal["fs", "full"] = "fs") -> Snapshot:
-        """Seal the box's files as a layer that forks share. The box continues on top of it, but its processes end."""
+        """Seal the box's files as a layer that forks share. The box continues on top of it, but its processes end.
+
+        If this is cancelled, the box moves all the same, and the snapshot is dropped.
+        """
         if kind != "fs":
             raise Unsupported(
                 "the namespace backend has no memory snapshots; use snapshot('fs'), or the gvisor backend"
             )
+        sealing = asyncio.create_task(self._sealed())
+        try:
+            return await asyncio.shield(sealing)
+        except asyncio.CancelledError:
+            self._backend.abandon(sealing)
+            raise
+
+    async def _sealed(self) -> Snapshot:
         async with self._moving:
             self._check_running()
             async with self._explained():

@@ -1,0 +1,115 @@
+"""Whatever is cancelled or closed while a box is made, sealed or ended, no box and no snapshot is left over."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from woodshed.sandbox.backends.namespace.backend import NamespaceBackend
+from woodshed.sandbox.host.pressure import Bounds, Load
+from woodshed.sandbox.pool import Pool
+from woodshed.sandbox.protocol import BoxSpec, SandboxError
+
+
+def _left(backend: NamespaceBackend) -> tuple[int, int]:
+    """Return the number of boxes and of mounted snapshots of the fork server."""
+    boxes = Path(f"/proc/{backend.pid}/task/{backend.pid}/children").read_text().split()
+    mounts = Path(f"/proc/{backend.pid}/mountinfo").read_text().splitlines()
+    return len(boxes), sum("/snaps/" in line.split()[4] for line in mounts)
+
+
+async def _nothing_left(backend: NamespaceBackend) -> None:
+    for _ in range(500):
+        if _left(backend) == (0, 0):
+            return
+        await asyncio.sleep(0.02)
+    assert _left(backend) == (0, 0)
+
+
+def _during(backend, monkeypatch, step):
+    """Return an event that is set when the backend begins a step of a snapshot; the step takes longer."""
+    reached, real = asyncio.Event(), getattr(backend._spawner, step)
+
+    async def slow(*given, **named):
+        reached.set()
+        await asyncio.sleep(0.05)
+        return await real(*given, **named)
+
+    monkeypatch.setattr(backend._spawner, step, slow)
+    return reached
+
+
+STEPS = pytest.mark.parametrize("step", ["ask", "create", "kill"])
+"""The steps of a snapshot: adopt the old files, create the new processes, kill the old ones."""
+
+
+@STEPS
+def test_a_box_closed_during_its_snapshot_is_gone(with_backend, monkeypatch, step: str) -> None:
+    async def body(backend):
+        box = await backend.create(BoxSpec(files={"a": b"x"}))
+        reached = _during(backend, monkeypatch, step)
+        sealing = asyncio.create_task(box.snapshot())
+        await asyncio.wait_for(reached.wait(), 60)
+        await box.close()
+        try:
+            await backend.drop(await sealing)
+        except SandboxError:
+            assert step == "ask"  # the files were gone before they were taken
+        await _nothing_left(backend)
+        assert not backend._references and not backend._spawner._gone
+
+    with_backend(body)
+
+
+@STEPS
+def test_a_cancelled_snapshot_leaves_nothing(with_backend, monkeypatch, step: str) -> None:
+    async def body(backend):
+        box = await backend.create(BoxSpec(files={"a": b"x"}))
+        reached = _during(backend, monkeypatch, step)
+        sealing = asyncio.create_task(box.snapshot())
+        await asyncio.wait_for(reached.wait(), 60)
+        sealing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sealing
+        assert (await box.exec("cat a")).stdout == b"x"
+        await box.close()
+        await _nothing_left(backend)
+
+    with_backend(body)
+
+
+def test_a_cancelled_close_goes_on(with_backend) -> None:
+    async def body(backend):
+        box = await backend.create(BoxSpec(files={"a": b"x"}))
+        await backend.drop(await box.snapshot())
+        closing = asyncio.create_task(box.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        await box.close()
+        await _nothing_left(backend)
+
+    with_backend(body)
+
+
+def test_boxes_of_a_cancelled_fork_are_closed(with_backend) -> None:
+    async def body(backend):
+        pool = Pool(backend, lambda: Load(1 << 40, 1 << 40), Bounds(), max_boxes=4)
+        box = await pool.create(BoxSpec(files={"a": b"x"}))
+        snapshot = await box.snapshot()
+        await box.close()
+        backend._starting = asyncio.Semaphore(1)
+        forking = asyncio.create_task(pool.fork(snapshot, 4))
+        while len(backend._boxes) < 2:
+            await asyncio.sleep(0.001)
+        forking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await forking
+        assert pool.stats()["living"] == 0
+        await pool.drop(snapshot)
+        await _nothing_left(backend)
+
+    with_backend(body)
