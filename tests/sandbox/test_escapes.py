@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from woodshed.attacks.escapes import battery
 from woodshed.attacks.escapes.attempts import ATTEMPTS
 from woodshed.attacks.escapes.bait import bait
 from woodshed.attacks.escapes.battery import Tried, applicable, attack_backend, program, sources
 from woodshed.sandbox import open_backend
 from woodshed.sandbox.backends.by_name import NAMES
 from woodshed.sandbox.backends.docker.engine import ENGINES
-from woodshed.sandbox.protocol import SandboxError
+from woodshed.sandbox.protocol import BoxGone, ExecResult, SandboxError
 
 from .kinds import marked
 from .ordinary import run_as_ordinary_user
@@ -90,3 +94,26 @@ def test_the_bait_is_taken_away() -> None:
         assert Path(facts["path"]).read_text() == facts["secret"]
     assert not Path(facts["folder"]).exists() and not (Path("/dev/shm") / facts["name"]).exists()
     assert not Path(f"/proc/{facts['pid']}/cmdline").exists()
+
+
+class _Mortal:
+    """A box whose first process can be killed from inside."""
+
+    ended = False
+
+    async def exec_python(self, source: str, **options: Any) -> ExecResult:
+        self.ended = True
+        return ExecResult(0)
+
+    async def exec(self, command: str, **options: Any) -> ExecResult:
+        if self.ended:
+            raise BoxGone(errno.EPIPE, "the first process of the box ended")
+        self.ended = command.startswith("kill")
+        return ExecResult(0)
+
+
+def test_a_box_that_ends_itself_is_a_result_and_no_error() -> None:
+    box: Any = _Mortal()
+    assert "ended" in asyncio.run(battery._kill_init(box)).evidence
+    box.ended = False
+    assert asyncio.run(battery._try(box, ATTEMPTS["host_file"], {}, 1.0)) is None

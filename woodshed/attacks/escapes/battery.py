@@ -10,7 +10,7 @@ from typing import Any
 
 from woodshed.attacks.escapes.attempts.base import Attempt
 from woodshed.sandbox.backends.by_name import open_backend
-from woodshed.sandbox.protocol import Backend, BoxSpec, Limits, Sandbox, SandboxError
+from woodshed.sandbox.protocol import Backend, BoxGone, BoxSpec, Limits, Sandbox, SandboxError
 
 from . import attempts
 from .attempts import ATTEMPTS
@@ -95,7 +95,7 @@ async def _try(box: Sandbox, attempt: Attempt, facts: dict[str, Any], seconds: f
     try:
         done = await box.exec_python(program(attempt.name, facts), timeout=seconds)
         await box.exec("true")
-    except SandboxError:
+    except (BoxGone, SandboxError):
         return None
     try:
         said = json.loads(done.stdout.splitlines()[-1])
@@ -111,6 +111,6 @@ async def _kill_init(box: Sandbox) -> Tried:
     try:
         await box.exec("kill -9 1; kill -15 1; kill -2 1")
         alive = (await box.exec("echo alive")).stdout == b"alive\n"
-    except SandboxError as error:
+    except (BoxGone, SandboxError) as error:
         return Tried("kill_init", tries, str(error), "")
     return Tried("kill_init", tries, "" if alive else "no answer", "the box still answers" if alive else "")
