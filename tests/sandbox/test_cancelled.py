@@ -113,3 +113,28 @@ def test_boxes_of_a_cancelled_fork_are_closed(with_backend) -> None:
         await _nothing_left(backend)
 
     with_backend(body)
+
+
+def test_a_box_whose_request_is_cancelled_after_its_fork_is_closed(with_backend, monkeypatch) -> None:
+    async def body(backend):
+        pool = Pool(backend, lambda: Load(1 << 40, 1 << 40), Bounds(), bases=1)
+        first, second = (BoxSpec(files={"a": bytes([n]) * (200 << 10)}) for n in (1, 2))
+        for spec in (first, first, second):  # the second request makes a base
+            await (await pool.create(spec)).close()
+        reached, ask = asyncio.Event(), backend._spawner.ask
+
+        async def slow(operation, **fields):
+            if operation == "release":  # of the base that has to make room
+                reached.set()
+                await asyncio.sleep(0.05)
+            return await ask(operation, **fields)
+
+        monkeypatch.setattr(backend._spawner, "ask", slow)
+        making = asyncio.create_task(pool.create(second))
+        await asyncio.wait_for(reached.wait(), 60)
+        making.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await making
+        assert not backend._boxes and pool.stats()["living"] == 0
+
+    with_backend(body)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import resource
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 
+from woodshed.sandbox.host.egress.gate import Gate
 from woodshed.sandbox.protocol import BoxSpec, Egress, SandboxError
 
 
@@ -380,3 +382,23 @@ def test_rules_and_routes_that_make_no_sense_are_named(with_either: Callable[...
         assert (await box.exec_python(nothing)).returncode == 1
 
     with_either(body)
+
+
+def test_no_room_for_the_sockets_of_a_box_is_a_failure_of_this_machine(with_backend, monkeypatch) -> None:
+    listen, (soft, hard) = Gate.listen, resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    async def full(gate: Gate, taking: Any) -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # the kernel then drops the descriptors it was sent
+        try:
+            await listen(gate, taking)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    async def body(backend: Any) -> None:
+        spec = BoxSpec(egress=Egress(routes={8000: "127.0.0.1:9"}))
+        await (await backend.create(spec)).close()
+        monkeypatch.setattr(Gate, "listen", full)
+        with pytest.raises(SandboxError, match="no more files"):
+            await backend.create(spec)
+
+    with_backend(body)

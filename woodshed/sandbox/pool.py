@@ -6,6 +6,7 @@ that was killed: their helper process ends with it, and the next start removes w
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -97,11 +98,16 @@ class Pool:
         key = self._bases.key(spec)
         if key is None:
             return await self.backend.create(spec)
+        made: list[Sandbox] = []
         try:
             async with self._bases.borrow(key, spec) as base:
-                return (await self.backend.fork(base))[0]
+                made = await self.backend.fork(base)
         except SandboxError:  # the base was lost with its helper process; any other cause is raised again by create
             return await self.backend.create(spec)
+        except asyncio.CancelledError:  # perhaps after the fork, while another base was dropped
+            await asyncio.gather(*(box.close() for box in made))
+            raise
+        return made[0]
 
     @convert_host_errors
     async def _seal(self, spec: BoxSpec) -> Snapshot:

@@ -57,11 +57,15 @@ class Gate:
     async def listen(self, taking: socket.socket) -> None:
         """Receive the box's listening sockets from ``taking``, in the order of ``ports_of``, and serve them.
 
-        Call after the box's first answer.
+        Call after the box's first answer. Raises SandboxError if this process may open no more files.
         """
         taking.setblocking(False)
         fds = socket.recv_fds(taking, 64, len(self._serves))[1] if self._serves else []
         listeners = [socket.socket(fileno=fd) for fd in fds]
+        if len(listeners) < len(self._serves):  # the kernel drops descriptors that there is no room for
+            for listener in listeners:
+                listener.close()
+            raise SandboxError("a box with a network cannot be made: this process may open no more files")
         for serve, listener in zip(self._serves.values(), listeners, strict=True):
             self._servers.append(await asyncio.start_server(self._tracked(serve), sock=listener, limit=32 << 10))
 
