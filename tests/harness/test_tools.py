@@ -215,6 +215,22 @@ def test_run_tests(box: FolderBox) -> None:
     assert loop.error == "timeout" and loop.text.startswith("start\nerror: timeout")
 
 
+def test_a_failing_test_script_shows_its_report(box: FolderBox) -> None:
+    """unittest reports on stderr, and stdout may hold what the code under test prints."""
+    unit = "import unittest\nclass T(unittest.TestCase):\n    def test_f(self):\n        print(1)\n        self.{}\n"
+    box._write(
+        {
+            "wrong.py": (unit.format("assertEqual(1, 2)") + "unittest.main()\n").encode(),
+            "right.py": (unit.format("assertEqual(2, 2)") + "unittest.main()\n").encode(),
+            "gone.py": b"print('start', flush=True)\nimport os\nos.kill(os.getpid(), 11)\n",
+        }
+    )
+    wrong = use(box, ("run_tests", {}), test_command="python wrong.py").text
+    assert wrong.startswith("1\n") and "AssertionError: 1 != 2" in wrong and wrong.endswith("FAILED (failures=1)")
+    assert use(box, ("run_tests", {}), test_command="python right.py").text == "1"
+    assert use(box, ("run_tests", {}), test_command="python gone.py").text == "start\n[signal 11]"
+
+
 @pytest.mark.parametrize(
     ("command", "script"),
     [

@@ -179,7 +179,7 @@ def _noticed(settings: HarnessSettings) -> dict[str, Any]:
     return settings.model_dump(mode="json", exclude={"program": {"folder"}, "reuse_test_results": True})
 
 
-_FORMAT = 1
+_FORMAT = 2
 """Version, increased by hand when a tool's answers change although its schema does not."""
 
 

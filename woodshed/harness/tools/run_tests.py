@@ -41,10 +41,11 @@ class RunTests(Tool):
         else:
             done = await session.reuse(session.box, session.test_command, execute)
         text = decode(done.stdout).strip("\n")
-        if not text.strip() or (script is None and done.stderr):
+        # What a script that succeeds writes to stderr is left out; if it fails, stderr has its traceback or report.
+        if not text.strip() or (done.stderr and (script is None or done.returncode)):
             text = "\n".join(part for part in (text, decode(done.stderr).strip("\n")) if part)
-        if text.strip() and not (done.timed_out or done.out_of_memory or done.truncated):
-            # The output of the tests already tells how they ended, so no exit code is added.
+        if text.strip() and done.returncode > 0 and not (done.timed_out or done.out_of_memory or done.truncated):
+            # The output of the tests already tells how they ended, so no exit code is added; a signal is not in it.
             done.returncode = 0
         return ran(text, done, timeout, self.settings.output.test_chars)
 
