@@ -10,8 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from woodshed.gateway.key_limits import TurnUsage
+from woodshed.gateway.segments_wire import Finished
+from woodshed.harness.settings import LimitSettings
 from woodshed.record.task import Task, TaskInfo
 from woodshed.record.trajectory import Effort, Outcome, Trajectory
+from woodshed.rollout.observed import observe
+from woodshed.rollout.program import ProgramExit
 from woodshed.rollout.rewards import load_term
 from woodshed.rollout.rewards.effort import effort_cost
 
@@ -88,3 +93,12 @@ def test_units_are_the_weighted_sum(tmp_path: Path) -> None:
     assert load_term("effort")(toy, replace(run, effort=Effort()), Outcome(False)) == 0
     with pytest.raises(ValueError, match="at least 0"):
         load_term("effort", {"turns": -1.0})(toy, run, Outcome(False))
+
+
+def test_every_token_of_a_program_that_writes_commands_as_text_is_priced() -> None:
+    usage = [TurnUsage(0, 100 + 70 * turn, sampled_tokens=50, thinking_tokens=20, calls=0) for turn in range(4)]
+    finished = Finished("i", [], usage=[vars(turn) for turn in usage])
+    spent = observe(finished, ProgramExit(0, False, False, 1.0, ""), LimitSettings()).effort
+    assert (spent.turns, spent.tool_calls, spent.tool_call_tokens) == (4, 0, 0)
+    assert (spent.thinking_tokens, spent.final_message_tokens) == (80, 120)
+    assert spent.thinking_tokens + spent.final_message_tokens == spent.sampled_tokens == 200
