@@ -24,6 +24,30 @@ def test_results_of_both_runners_are_read() -> None:
     assert not suite_passed(FAIL) and not suite_passed("1 failed, 3 passed in 1s")
 
 
+@pytest.mark.parametrize(
+    ("passed", "failed"),
+    [
+        ("..\n2 passed, 1 warning in 0.01s", "..E\n2 passed, 1 error in 0.01s"),
+        (
+            "UserWarning: parse error ignored, 1 failed before\n=== 2 passed, 1 skipped in 0.01s ===",
+            "== 1 error in 0.01s ==",
+        ),
+        (".\n-----\nRan 1 test in 0.000s\n\nOK", "F\n-----\nRan 1 test in 0.000s\n\nFAILED (failures=1)"),
+        ("Ran 2 tests in 0.000s\n\nOK (skipped=1)", "OK\n[signal 11]"),
+        (
+            "\n  area\n    ✔ is a product\n\n  1 passing (3ms)",
+            "  area\n    1) is a product\n\n  2 passing (3ms)\n  1 failing",
+        ),
+        ("ok 1 - x\n1..1\n# tests 1\n# pass 1\n# fail 0\n# cancelled 0", "not ok 2 - y\n# tests 2\n# pass 1\n# fail 1"),
+        ("ok 1 should be equal\n\n1..1\n# tests 1\n# pass  1\n\n# ok", "1..2\n# tests 2\n# pass  1\n# fail  1"),
+        ("# pass 1\n# fail 0\n\n  3 passing (3ms)", "# pass 1\n# fail 0\n\n  3 passing (3ms)\n  1 failing"),
+        ("PASS 18", "2 passed in 0.01s\nerror: timeout: stopped after 60 s"),
+    ],
+)
+def test_summaries_of_every_runner_are_read(passed: str, failed: str) -> None:
+    assert suite_passed(passed) and not suite_passed(failed)
+
+
 def test_an_attempt_is_an_accepted_edit_and_the_next_test() -> None:
     first = [event("run_tests", FAIL), event("edit_line"), event("edit_line"), event("run_tests", FAIL)]
     rejected = [event("edit_line", "error: no change", "no_change"), event("run_tests", FAIL)]

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from woodshed.record.trajectory import ToolEvent
 
 from .rewards.tool_use import EDITS
 
+# Lines of the summaries of pytest, mocha, node:test and tape, unittest, in this order.
+_PASSED = re.compile(r"^=* ?\d+ passed\b|^ *\d+ passing\b|^[#ℹ] pass +[1-9]|^OK( \(.*\))?$", re.MULTILINE)
+_FAILED = re.compile(
+    r"^=* ?(\d+ \w+, )*\d+ (failed|errors?)\b|^ *\d+ failing\b|^[#ℹ] (fail|cancelled) +[1-9]|^FAILED \("
+    r"|^\[(exit code|signal) \d+\]$|^error: (timeout|out of memory)",
+    re.MULTILINE,
+)
+"""The last line: how ``run_tests`` reports a program that was killed or ran too long."""
+
 
 def suite_passed(result: str) -> bool:
-    """Return whether a ``run_tests`` result says that all tests passed (in our runner's or pytest's words)."""
-    return result.startswith("PASS") or (" passed" in result and " failed" not in result and " error" not in result)
+    """Return whether a ``run_tests`` result says that all tests passed, in the words of our runner, pytest, unittest,
+    mocha, tape or node:test."""
+    return bool(result.startswith("PASS") or _PASSED.search(result)) and not _FAILED.search(result)
 
 
 def attempts(events: Iterable[ToolEvent]) -> list[bool]:
