@@ -1,4 +1,4 @@
-"""What a restarted controller takes over from the gateway, and how far it thinks that the run is."""
+"""A restarted controller: the rollouts that it takes over from the gateway, and its share of the run."""
 
 from __future__ import annotations
 

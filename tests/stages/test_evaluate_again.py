@@ -23,7 +23,7 @@ SETTINGS = "evaluate={tasks=4, samples=1, dev_tasks=2, dev_samples=1, temperatur
 
 
 class Killed(BaseException):
-    """What ends the first start, after two held-out episodes."""
+    """Ends the first start, after two held-out episodes."""
 
 
 def test_a_lost_development_sample_does_not_change_the_temperature_later(

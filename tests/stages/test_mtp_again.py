@@ -14,7 +14,7 @@ from woodshed.stages.examples import Example, save_examples
 
 
 class Killed(BaseException):
-    """What ends the first start."""
+    """Ends the first start."""
 
 
 def test_the_figures_of_the_last_step_survive_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

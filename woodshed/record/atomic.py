@@ -1,7 +1,8 @@
-"""Files that exist completely or not at all."""
+"""Files that exist completely or not at all, and folders in which one process works at a time."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import uuid
 from collections.abc import Iterator
@@ -48,3 +49,14 @@ def _written_beside(path: Path, data: bytes | str, fsync: bool, mode: int = 0o66
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def locked(folder: Path, busy: Exception) -> Iterator[None]:
+    """Hold the file ``.lock`` of a folder that exists. Raises ``busy`` if another process holds it."""
+    with (folder / ".lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise busy from None
+        yield

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from woodshed.evaluate.run import Sofar, evaluate, group_name
 from woodshed.monitors.judge import JudgeError
 from woodshed.recipe.load import RecipeError, load_recipe
 from woodshed.recipe.recipe import Recipe
+from woodshed.record.atomic import locked
 from woodshed.record.history import Rating, at, note_rating, read_history
 from woodshed.record.run_directory import DirectoryError, RunDirectory
 from woodshed.record.store import TrajectoryStore
@@ -122,8 +121,10 @@ def rate(plan: Plan, tasks: Sequence[Task], progress: Progress) -> Rated:
     """Serve the policy, run it on the tasks, and store the ratings; if killed, the same call continues where it was.
     Raises RatingError, also if another process stores rollouts in the same folder, and SandboxError if a task's layer
     is missing."""
+    busy = f"another rating stores its rollouts in {plan.store}; wait for it, or choose another folder with --store"
+    plan.store.mkdir(parents=True, exist_ok=True)
     try:
-        with _claimed(plan.store):
+        with locked(plan.store, RatingError(busy)):  # two that compact one store delete each other's shards
             progress(0, 0, f"reading {plan.folder}")
             checkpoint = checkpoint_digest(plan.folder)
             progress(0, 0, "starting the policy server")
@@ -131,20 +132,6 @@ def rate(plan: Plan, tasks: Sequence[Task], progress: Progress) -> Rated:
                 return asyncio.run(_rate(plan, tasks, checkpoint, folder, supervisor, progress))
     except (AgentProgramFailed, DirectoryError, JudgeError, ProgramError, ProgramFailed, RunFailing) as error:
         raise RatingError(str(error)) from None
-
-
-@contextmanager
-def _claimed(store: Path) -> Iterator[None]:
-    """Create and lock the folder of rollouts: two processes that compact one store delete each other's shards."""
-    store.mkdir(parents=True, exist_ok=True)
-    with (store / ".lock").open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise RatingError(
-                f"another rating stores its rollouts in {store}; wait for it, or choose another folder with --store"
-            ) from None
-        yield
 
 
 async def _rate(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import secrets
 import shutil
@@ -25,6 +24,7 @@ from woodshed.policy.config import ConfigError, DecoderConfig
 from woodshed.recipe.load import RecipeError, dump_recipe, earlier_run, load_recipe, recipe_of
 from woodshed.recipe.recipe import Recipe
 from woodshed.recipe.rounds import rounds_of
+from woodshed.record.atomic import locked
 from woodshed.record.cache import cache_directory
 from woodshed.record.run_directory import DirectoryError, RunDirectory, write_text
 from woodshed.record.task import TaskError
@@ -100,13 +100,8 @@ def claim(run: RunDirectory, recipe: Recipe, *, fresh: bool) -> Iterator[None]:
         ours = run.recipe.exists() or (run.root / _AWAY).is_dir()
         if not ours and any(p.name != ".lock" for p in run.root.iterdir()):
             raise RunError(f"{run.root} is not empty and is not a run directory; choose another with --out")
-        with (run.root / ".lock").open("a") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise RunError(
-                    f"{run.root} is being run by another process; wait for it, or choose another directory with --out"
-                ) from None
+        busy = f"{run.root} is being run by another process; wait for it, or choose another directory with --out"
+        with locked(run.root, RunError(busy)):
             if fresh or (run.root / _AWAY).is_dir():
                 _empty(run.root)
             _settle_recipe(run, recipe)

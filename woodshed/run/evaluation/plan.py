@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import Any
 
 from woodshed.evaluate.suites.base import Suite
 from woodshed.evaluate.sweep import draw_by_digest
+from woodshed.record.atomic import locked
 from woodshed.record.run_directory import write_json
 from woodshed.record.task import Task
 from woodshed.stages.failures import disk_problem
@@ -114,13 +114,8 @@ class EvaluationFolder:
             strange = [p.name for p in self.root.iterdir() if not p.name.startswith(".") and p.name not in _OURS]
             if strange and not self.settings.exists():
                 raise EvaluationError(f"--out {self.root} holds other things ({strange[0]}); choose another folder")
-            with (self.root / ".lock").open("a") as lock:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except OSError:
-                    raise EvaluationError(
-                        f"another evaluation works in {self.root}; wait for it, or choose another folder with --out"
-                    ) from None
+            busy = f"another evaluation works in {self.root}; wait for it, or choose another folder with --out"
+            with locked(self.root, EvaluationError(busy)):
                 yield
         except EvaluationError:
             raise

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from woodshed.record.atomic import locked
 from woodshed.tasks.packages.index import PackageError
 
 SOURCES = "sources.toml"
@@ -31,11 +31,6 @@ def claim(out: Path, mark: str = "") -> Iterator[None]:
         if strange:
             raise PackageError(f"{out} holds other things ({strange[0]}); choose another folder with --out")
     out.mkdir(parents=True, exist_ok=True)
-    with (out / ".lock").open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise PackageError(
-                f"another build works in {out}; wait for it, or choose another folder with --out"
-            ) from None
+    busy = PackageError(f"another build works in {out}; wait for it, or choose another folder with --out")
+    with locked(out, busy):
         yield
