@@ -9,9 +9,8 @@ import pytest
 
 from woodshed.record.task import Task
 from woodshed.tasks.generators.packages.report import BuildReport
-from woodshed.tasks.generators.prompts.write import cleaned
 from woodshed.tasks.languages.python import changed_functions
-from woodshed.tasks.packages.history import Commit, parse_log, replayable
+from woodshed.tasks.packages.history import Commit, cleaned, parse_log, replayable
 from woodshed.tasks.packages.index import PackageError
 from woodshed.tasks.validate.check import check_folders
 
@@ -202,6 +201,7 @@ def test_which_commits_are_worth_trying() -> None:
         commit("fix", *both),
         commit("Let a() take a list", *both, lines=4000),
         commit("Let a() take a list", "src/a.c", "tests/test_a.py"),
+        commit("Fixes #1234, closes #1235", *both),
         commit("Let a() take a list", *both, *(f"docs/{n}.md" for n in range(20))),
     ]
     assert replayable([good, *bad], ("src",), ("tests",)) == [good]
@@ -213,3 +213,5 @@ def test_messages_are_cleaned() -> None:
     assert cleaned("feat(api): take lists, closes #3.\n\nhttps://example.invalid/1\nReviewed-by: B")[0] == "take lists,"
     subject, body = cleaned("fix: a crash (GH-7)\n\nIt crashed.\n\nCo-authored-by: B <b@example.invalid>\n")
     assert (subject, body) == ("a crash", "It crashed.")
+    assert cleaned("Draw borders in #000000") == ("Draw borders in #000000", ""), "a colour is no reference"
+    assert cleaned("Fixes #1234, closes gh-1235")[0] == ","

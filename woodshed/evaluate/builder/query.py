@@ -14,8 +14,8 @@ from pathlib import PurePosixPath
 from woodshed.grading.pytest_grader import TESTS_PREFIX
 from woodshed.record.task import Task
 from woodshed.tasks.generators.prompts.sufficiency import Reading, read_instruction
-from woodshed.tasks.generators.prompts.write import cleaned, new_names
-from woodshed.tasks.packages.history import Commit
+from woodshed.tasks.generators.prompts.write import new_names
+from woodshed.tasks.packages.history import Commit, cleaned
 
 from .settings import QueryLevel
 

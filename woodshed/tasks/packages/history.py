@@ -67,6 +67,22 @@ def merged_message(message: str) -> str:
     return rest.strip() if _MERGE.match(head) and rest.strip() else message.strip()
 
 
+_TRAILER = re.compile(r"(?im)^\s*(?:[A-Z][\w-]+-by|change-id|cc|co-authored-by|reviewed-on)\s*:.*$\n?")
+_REFERENCE = re.compile(
+    r"\s*\(?(?<!\w)(?:(?:fix(?:e[sd])?|close[sd]?|resolve[sd]?|see|refs?|issue|pr|gh)[\s:]*)?(?:#|gh-)\d{1,5}(?!\w)\)?|https?://\S+",
+    re.IGNORECASE,
+)
+_PREFIX = re.compile(r"^(?:fix|feat|feature|bug|refactor|perf)(?:\([^)]*\))?!?:\s*", re.IGNORECASE)
+
+
+def cleaned(message: str) -> tuple[str, str]:
+    """Return (subject, body) without trailers and references to issue trackers, which cannot be followed offline."""
+    text = _REFERENCE.sub("", _TRAILER.sub("", message))
+    subject, _, body = text.strip().partition("\n")
+    lines = [line.rstrip() for line in body.strip().splitlines()]
+    return _PREFIX.sub("", subject.strip()).rstrip(" .:-"), "\n".join(lines).strip()
+
+
 _EVERY = ReplaySettings()
 
 
@@ -82,7 +98,7 @@ def replayable(
     def wanted(commit: Commit) -> bool:
         if settings.commits or commit.id in settings.without:
             return commit.id in settings.commits and commit.id not in settings.without
-        telling = len(commit.message.partition("\n")[0]) >= 12 and not _NO_TASK.match(commit.message)
+        telling = len(cleaned(commit.message)[0]) >= 12 and not _NO_TASK.match(commit.message)
         small = len(commit.files) <= settings.max_files and settings.min_lines <= commit.lines <= settings.max_lines
         return telling and small and commit.date >= settings.since
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import random
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +14,7 @@ from woodshed.record.task import Task
 from woodshed.tasks.generators.changes.candidates import Candidate
 from woodshed.tasks.generators.changes.groups import GROUPS
 from woodshed.tasks.languages.python import changed_functions
-from woodshed.tasks.packages.history import Commit
+from woodshed.tasks.packages.history import Commit, cleaned
 from woodshed.tasks.settings import PackageTaskSettings
 from woodshed.tasks.validate.reasons import defined_names
 
@@ -56,20 +55,13 @@ def vague_report(rng: random.Random, level: str, module: str, name: str, test: s
     return rng.choice(_NORMAL if level == "normal" else _TERSE).format(**values)
 
 
-_TRAILER = re.compile(r"(?im)^\s*(?:[A-Z][\w-]+-by|change-id|cc|co-authored-by|reviewed-on)\s*:.*$\n?")
-_REFERENCE = re.compile(
-    r"\s*\(?(?<!\w)(?:(?:fix(?:e[sd])?|close[sd]?|resolve[sd]?|see|refs?|issue|pr|gh)[\s:]*)?(?:#|gh-)\d+\)?|https?://\S+",
-    re.IGNORECASE,
-)
-_PREFIX = re.compile(r"^(?:fix|feat|feature|bug|refactor|perf)(?:\([^)]*\))?!?:\s*", re.IGNORECASE)
-
-
 def commit_request(level: str, commit: Commit, start: Mapping[str, bytes], gold: Mapping[str, bytes]) -> str:
     """The commit's message as an instruction: ``terse`` its subject, ``normal`` all, ``precise`` also the interface.
 
     Every level states the new public names, which nobody could guess.
     """
     subject, body = cleaned(commit.message)
+    subject = subject or commit.message.strip()
     text = subject if level == "terse" or not body else f"{subject}\n\n{body}"
     new = new_names(start, gold)
     if level == "precise":
@@ -82,14 +74,6 @@ def commit_request(level: str, commit: Commit, start: Mapping[str, bytes], gold:
 def new_names(start: Mapping[str, bytes], gold: Mapping[str, bytes]) -> list[str]:
     """Public names that module and class bodies of the solution define and the workspace does not, sorted."""
     return sorted(name for name in defined_names(start, gold) if _is_public(name, gold))
-
-
-def cleaned(message: str) -> tuple[str, str]:
-    """Return (subject, body) without trailers and references to issue trackers, which cannot be followed offline."""
-    text = _REFERENCE.sub("", _TRAILER.sub("", message))
-    subject, _, body = text.strip().partition("\n")
-    lines = [line.rstrip() for line in body.strip().splitlines()]
-    return _PREFIX.sub("", subject.strip()).rstrip(" .:-"), "\n".join(lines).strip()
 
 
 def _is_public(name: str, gold: Mapping[str, bytes]) -> bool:
