@@ -28,7 +28,9 @@ class LimitSettings(Settings):
     turns: int = Field(default=100, ge=1)
     """Maximum number of replies of the policy (summaries not counted)."""
     context_tokens: int = Field(default=0, ge=0)
-    """Maximum tokens of one context (prompt plus reply, as the endpoint counts them); 0: the endpoint's own limit."""
+    """Tokens of one context (prompt plus reply, as the endpoint counts them) at which the episode ends, and up to which
+    a reply is sampled; 0: the endpoint's own limit. What the reply before did not know, a context's first prompt and
+    tool results, may exceed it by their own size; for external programs the gateway refuses such a request."""
     sampled_tokens: int = Field(default=0, ge=0)
     """Maximum tokens sampled in the whole episode, summaries included; 0 is no limit."""
     turn_tokens: int = Field(default=4096, ge=1)
