@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 from typer.testing import CliRunner
 
 from tests.tasks.sources.place import Place
 from woodshed.cli.main import app
-from woodshed.grading.install.changes import SETUP
+from woodshed.grading.install.changes import SETUP, python_refusal
 from woodshed.grading.install.grader import SPEC, load_spec
 from woodshed.grading.verify import grade, submission_from
 from woodshed.record.task import Task, TaskError
@@ -72,6 +72,7 @@ CHEATS = {
     # Read before the repository's own configuration, and a copy of the project that needs nothing.
     "it adds .pytest.toml, which configures": "pip install -q fast money-fixture\n"
     "printf '[pytest]\\npython_functions = [\"test_total\"]\\n' > .pytest.toml\n",
+    "it adds GNUmakefile, which configures": "pip install -q fast\necho 'test: ; echo 9 passed' > GNUmakefile\n",
     "it adds prices/__init__.py, which takes the place": "mkdir prices\necho 'VERSION = 1' > prices/__init__.py\n",
     "it adds mock.py: import gc, which no mock needs": "pip install -q fast\necho 'import gc' > mock.py\n",
     "is installed and is no wheel of the index": "p=$(python3 -m site --user-site); mkdir -p $p/money-1.dist-info\n",
@@ -104,6 +105,17 @@ def test_only_what_installs_it_is_rewarded(market: Place, task: Task) -> None:
         assert set(outcome.tests) == {*task.info.fail_to_pass, *task.info.pass_to_pass}
         assert why == "nothing but outputs" or why in outcome.detail, outcome.detail
         assert not {outcome.tests[test] for test in task.info.fail_to_pass} & {"passed"}, why
+
+
+def test_modules_beside_scripts() -> None:
+    files = ["src/prices/__init__.py", "src/prices/sums.py", "tools/check.py", "tools/parts/__init__.py"]
+    refusal = python_refusal(["src", "."], {"fast"}, files)
+    takes = ["tools/json.py", "tools/fast/__init__.py", "tools/prices.py", "tools/prices/__init__.py", "json/a.py"]
+    allowed = ["src/prices/json.py", "src/prices/_version.py", "tools/parts/json.py", "tools/other.py", "data/json.txt"]
+    for name in takes:
+        assert "takes the place" in refusal(PurePosixPath(name)), name
+    for name in allowed:
+        assert refusal(PurePosixPath(name)) == "", name
 
 
 def test_a_damaged_table_is_named(task: Task, tmp_path: Path) -> None:

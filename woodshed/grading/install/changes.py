@@ -46,7 +46,7 @@ MAX_ADDED, MAX_ADDED_BYTES = 200, 512 << 10
 _PASSING = {"__pycache__", ".pytest_cache", ".hypothesis", ".mypy_cache", ".ruff_cache", "build", "dist", SCRATCH}
 _CONFIGURATION = {
     "conftest.py", "sitecustomize.py", "usercustomize.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml",
-    "tox.ini", "setup.cfg", "setup.py", "pyproject.toml",
+    "tox.ini", "setup.cfg", "setup.py", "pyproject.toml", "GNUmakefile", "makefile", "Makefile", "noxfile.py",
 }  # fmt: skip
 
 
@@ -82,13 +82,16 @@ def changes(
 
 def python_refusal(roots: Iterable[str], taken: Collection[str], files: Iterable[str] = ()) -> Refusal:
     """Return the rule for Python projects. ``roots``: import roots; ``taken``: top-level modules that exist already.
-    ``files``: the repository's files, whose modules may get files of their own but not a copy below another root."""
+    ``files``: the repository's files, whose modules may get files of their own but not a copy below another root, nor
+    one beside a script, whose folder Python searches first."""
     roots = tuple(roots)
+    modules = [PurePosixPath(file) for file in files if file.endswith(".py")]
     own: dict[str, set[str]] = {}
-    for file in files:
-        if file.endswith(".py"):
-            root, module = _import_name(file, roots)
-            own.setdefault(module, set()).add(root)
+    for file in modules:
+        root, module = _import_name(str(file), roots)
+        own.setdefault(module, set()).add(root)
+    folders = {folder for file in modules for folder in file.parents}
+    scripts = {file.parent for file in modules} - {file.parent for file in modules if file.name == "__init__.py"}
 
     def why(path: PurePosixPath) -> str:
         stem = path.name.removesuffix(".py")
@@ -96,6 +99,13 @@ def python_refusal(roots: Iterable[str], taken: Collection[str], files: Iterable
             return f", which {CONFIGURES}"
         if path.suffix == ".py" and (stem.startswith("test_") or stem.endswith("_test")):
             return OWN_TESTS
+        for folder in scripts.intersection(path.parents) if path.suffix == ".py" else ():
+            top = path.relative_to(folder).parts[0]
+            beside, places = top.removesuffix(".py"), own.get(top.removesuffix(".py"), set())
+            if folder / top in folders:
+                continue
+            if beside in sys.stdlib_module_names or beside in taken or places - {str(folder)}:
+                return f", which {TAKES}"
         root, module = _import_name(str(path), roots)
         if module in sys.stdlib_module_names or module in taken or root not in own.get(module, (root,)):
             return f", which {TAKES}"
