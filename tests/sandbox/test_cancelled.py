@@ -80,6 +80,33 @@ def test_a_cancelled_snapshot_leaves_nothing(with_backend, monkeypatch, step: st
     with_backend(body)
 
 
+@pytest.mark.parametrize("kind", ["fs", "full"])
+def test_a_cancelled_checkpoint_leaves_a_box_that_works_and_no_image(with_gvisor, monkeypatch, kind: str) -> None:
+    async def body(backend):
+        box = await backend.create(BoxSpec(files={"a": b"x"}))
+        reached, ask = asyncio.Event(), backend._spawner.ask
+
+        async def told(operation, **fields):
+            answer = asyncio.create_task(ask(operation, **fields))
+            await asyncio.sleep(0)  # the request is sent now
+            reached.set()
+            return await answer
+
+        monkeypatch.setattr(backend._spawner, "ask", told)
+        sealing = asyncio.create_task(box.snapshot(kind))
+        await asyncio.wait_for(reached.wait(), 60)
+        sealing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sealing
+        assert (await box.exec("cat a")).stdout == b"x"
+        await asyncio.gather(*box._abandoned)
+        images = Path(f"/proc/{backend.pid}/root{backend._spawner.folder}/images")
+        assert not backend._snapshots and not list(images.iterdir())
+        await box.close()
+
+    with_gvisor(body)
+
+
 def test_a_cancelled_close_goes_on(with_backend) -> None:
     async def body(backend):
         box = await backend.create(BoxSpec(files={"a": b"x"}))

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Literal, Protocol
 
 from woodshed.sandbox.faults import box_error
 from woodshed.sandbox.guest.frames import FrameError, pack_files, unpack_files
-from woodshed.sandbox.protocol import BoxError, BoxGone, BoxSpec, ExecResult, Paused, SandboxError
+from woodshed.sandbox.protocol import BoxError, BoxGone, BoxSpec, ExecResult, Paused, SandboxError, Snapshot
 
 from .channel import Channel
 from .owner import KILLED
@@ -23,13 +24,20 @@ _END_SECONDS = 60.0
 OUT_OF_MEMORY = {"out of memory": "the box took more memory than it may and was ended"}
 
 
+class Dropping(Protocol):
+    """The part of a backend that every box uses."""
+
+    async def drop(self, snapshot: Snapshot) -> None: ...
+
+
 class ChannelBox(ABC):
-    """Implements ``protocol.Sandbox`` over a channel; each backend adds ``snapshot``.
+    """Implements ``protocol.Sandbox`` over a channel; each backend adds how a snapshot is made and how a box ends.
 
     ``ends``: the ways in which a box can end itself: start of the helper process's report -> error message.
     """
 
     ends: Mapping[str, str] = OUT_OF_MEMORY
+    _backend: Dropping
 
     def __init__(self, id: str, spec: BoxSpec, channel: Channel) -> None:
         self.id = id
@@ -40,6 +48,7 @@ class ChannelBox(ABC):
         self._when_closed: list[Callable[[], None]] = []
         self._end = ""  # why the box is gone, once the backend was asked
         self._moving = asyncio.Lock()
+        self._abandoned: set[asyncio.Task[None]] = set()
         self._counts = {"execs": 0, "seconds": 0.0}
 
     async def exec(
@@ -120,6 +129,32 @@ class ChannelBox(ABC):
             return {name: int(reply.get(name, 0)) for name in ("processes", "memory", "disk")}
         except (TypeError, ValueError, OverflowError):
             raise box_error(errno.EPROTO, f"{self.id}: malformed usage") from None
+
+    async def snapshot(self, kind: Literal["fs", "full"] = "fs") -> Snapshot:
+        """Make a snapshot, see the backend's ``_seal``. If this is cancelled, it is made all the same, and dropped."""
+        sealing = asyncio.create_task(self._sealed(kind))
+        try:
+            return await asyncio.shield(sealing)
+        except asyncio.CancelledError:
+            task = asyncio.create_task(self._drop(sealing))
+            self._abandoned.add(task)
+            task.add_done_callback(self._abandoned.discard)
+            raise
+
+    async def _sealed(self, kind: Literal["fs", "full"]) -> Snapshot:
+        async with self._moving:
+            self._check_running()
+            async with self._explained():
+                return await self._seal(kind)
+
+    async def _drop(self, sealing: asyncio.Task[Snapshot]) -> None:
+        """Drop a snapshot for which nobody waits any more, as soon as it is made."""
+        with contextlib.suppress(SandboxError, BoxGone):  # it was not made, or lost with the helper process
+            await self._backend.drop(await sealing)
+
+    @abstractmethod
+    async def _seal(self, kind: Literal["fs", "full"]) -> Snapshot:
+        """Have the backend make a snapshot. Called by one task at a time, which is not cancelled with its caller."""
 
     def when_closed(self, call: Callable[[], None]) -> None:
         """See ``protocol.Sandbox``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import secrets
 from collections.abc import Awaitable, Iterable, Mapping
@@ -37,6 +38,8 @@ async def all_or_none(starting: Iterable[Awaitable[Sandbox]]) -> list[Sandbox]:
 class SupervisedBox(ChannelBox):
     """A box run by a box supervisor; ``number`` is the supervisor's number for it."""
 
+    _backend: SupervisedBackend[Any]
+
     def __init__(
         self, backend: SupervisedBackend[Any], spec: BoxSpec, number: int, channel: Channel, id: str | None = None
     ) -> None:
@@ -45,12 +48,9 @@ class SupervisedBox(ChannelBox):
         self.ends = backend.ends
         self._backend = backend
 
-    async def snapshot(self, kind: Literal["fs", "full"] = "fs") -> Snapshot:
-        """Snapshot the files (``fs``) or everything (``full``). The box and its processes go on either way."""
-        async with self._moving:
-            self._check_running()
-            async with self._explained():
-                return await self._backend.checkpoint(self, kind)
+    async def _seal(self, kind: Literal["fs", "full"]) -> Snapshot:
+        """Save the files (``fs``) or everything (``full``). The box and its processes go on either way."""
+        return await self._backend.checkpoint(self, kind)
 
     async def _freeze(self) -> None:
         raise Unsupported(f"the {self._backend.name} backend cannot pause boxes")
@@ -114,7 +114,12 @@ class SupervisedBackend(Generic[B]):
     async def checkpoint(self, box: B, kind: Literal["fs", "full"]) -> Snapshot:
         """Make a snapshot of a box; called through ``box.snapshot``."""
         name = f"s{next(self._names)}"
-        size = await self._save(box, name)
+        try:
+            size = await self._save(box, name)
+        except BaseException:
+            with contextlib.suppress(SandboxError):  # the box supervisor is gone, and its folder with it
+                await self._spawner.ask("release", name=name)
+            raise
         self._snapshots[name] = box.spec
         return Snapshot(name, kind, self.name, None, size)
 

@@ -162,6 +162,8 @@ def agent_binds(work: Path, runtime: Path) -> list[tuple[str, str]]:
 
 
 class DockerBox(ChannelBox):
+    _backend: DockerBackend
+
     def __init__(
         self, backend: DockerBackend, spec: BoxSpec, image: Image, container: Container, channel: Channel
     ) -> None:
@@ -169,14 +171,11 @@ class DockerBox(ChannelBox):
         self.image, self.container = image, container
         self._backend = backend
 
-    async def snapshot(self, kind: Literal["fs", "full"] = "fs") -> Snapshot:
+    async def _seal(self, kind: Literal["fs", "full"]) -> Snapshot:
         """Commit the box's files as an image, without ``/dev/shm``; the box and its processes go on."""
         if kind != "fs":
             raise Unsupported(f"the {self._backend.name} backend has no memory snapshots; use snapshot('fs') or gvisor")
-        async with self._moving:
-            self._check_running()
-            async with self._explained():
-                return await self._backend.commit(self)
+        return await self._backend.commit(self)
 
     async def _retire(self) -> None:
         await self._backend.retire(self)

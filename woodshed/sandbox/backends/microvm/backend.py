@@ -152,11 +152,7 @@ class MicrovmBackend(SupervisedBackend[MicrovmBox]):
         async def memory() -> int:
             return int((await self._spawner.ask("checkpoint", name=name, box=box.number))["bytes"])
 
-        try:
-            return await box.save(f"{STATE}/images/{name}/state", memory)
-        except BaseException:
-            await self._spawner.ask("release", name=name)
-            raise
+        return await box.save(f"{STATE}/images/{name}/state", memory)
 
     async def _boot(self, spec: BoxSpec, name: str) -> None:
         """Make the template ``name``: a booted guest that is frozen before it gets a box's environment and files."""

@@ -7,7 +7,6 @@ read-only layers. A snapshot turns the box's writable layer into one more of tho
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import os
 import secrets
@@ -28,7 +27,7 @@ from woodshed.sandbox.host.egress.rules import Record
 from woodshed.sandbox.host.probing import probe_by
 from woodshed.sandbox.host.spawner import Spawner
 from woodshed.sandbox.host.supervised import all_or_none
-from woodshed.sandbox.protocol import BoxGone, BoxSpec, Probe, Sandbox, SandboxError, Snapshot, Unsupported
+from woodshed.sandbox.protocol import BoxSpec, Probe, Sandbox, SandboxError, Snapshot, Unsupported
 
 from . import probe
 from .box import NamespaceBox, Running
@@ -57,7 +56,6 @@ class NamespaceBackend:
         self._snapshots: dict[str, tuple[BoxSpec, tuple[str, ...]]] = {}
         self._references: Counter[str] = Counter()
         self._starting = asyncio.Semaphore(max_starting)
-        self._abandoned: set[asyncio.Task[None]] = set()
         self._egress_log = JsonLines(egress_log) if egress_log is not None else None
 
     def probe(self) -> Probe:
@@ -129,17 +127,6 @@ class NamespaceBackend:
         await self._release(old_chain)
         self._snapshots[name] = (box.spec, chain)
         return Snapshot(name, "fs", self.name, parent, int(reply.get("bytes", 0)))
-
-    def abandon(self, sealing: asyncio.Task[Snapshot]) -> None:
-        """Drop a snapshot for which nobody waits any more, as soon as it is made."""
-
-        async def drop() -> None:
-            with contextlib.suppress(SandboxError, BoxGone):  # it was not made, or lost with the helper process
-                await self.drop(await sealing)
-
-        task = asyncio.create_task(drop())
-        self._abandoned.add(task)
-        task.add_done_callback(self._abandoned.discard)
 
     async def retire(self, box: NamespaceBox) -> None:
         """End a box; called through ``box.close``."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -33,6 +32,8 @@ class Running:
 class NamespaceBox(ChannelBox):
     """A namespace box. Snapshots end the box's processes and keep its files, but not those in ``/dev/shm``."""
 
+    _backend: NamespaceBackend
+
     def __init__(
         self, backend: NamespaceBackend, spec: BoxSpec, chain: tuple[str, ...], record: Record, running: Running
     ) -> None:
@@ -42,27 +43,13 @@ class NamespaceBox(ChannelBox):
         self.running = running
         self._backend = backend
 
-    async def snapshot(self, kind: Literal["fs", "full"] = "fs") -> Snapshot:
-        """Seal the box's files as a layer that forks share. The box continues on top of it, but its processes end.
-
-        If this is cancelled, the box moves all the same, and the snapshot is dropped.
-        """
+    async def _seal(self, kind: Literal["fs", "full"]) -> Snapshot:
+        """Seal the box's files as a layer that forks share. The box continues on top of it, but its processes end."""
         if kind != "fs":
             raise Unsupported(
                 "the namespace backend has no memory snapshots; use snapshot('fs'), or the gvisor backend"
             )
-        sealing = asyncio.create_task(self._sealed())
-        try:
-            return await asyncio.shield(sealing)
-        except asyncio.CancelledError:
-            self._backend.abandon(sealing)
-            raise
-
-    async def _sealed(self) -> Snapshot:
-        async with self._moving:
-            self._check_running()
-            async with self._explained():
-                return await self._backend.seal(self)
+        return await self._backend.seal(self)
 
     def stats(self) -> dict[str, Any]:
         own = super().stats()
