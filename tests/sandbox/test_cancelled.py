@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from woodshed.sandbox.backends.namespace.backend import NamespaceBackend
+from woodshed.sandbox.host.channel import Channel
 from woodshed.sandbox.host.pressure import Bounds, Load
 from woodshed.sandbox.pool import Pool
 from woodshed.sandbox.protocol import BoxSpec, SandboxError
@@ -120,6 +124,68 @@ def test_a_cancelled_close_goes_on(with_backend) -> None:
         await _nothing_left(backend)
 
     with_backend(body)
+
+
+async def _cancelled_at_every_step(backend, steps: int) -> None:
+    for step in range(steps):
+        making = asyncio.create_task(backend.create(BoxSpec(files={"a": b"x"})))
+        for _ in range(step):
+            await asyncio.sleep(0)
+        making.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await (await making).close()
+
+
+def test_a_box_whose_start_is_cancelled_at_any_step_is_gone(with_backend) -> None:
+    async def body(backend):
+        await (await backend.create(BoxSpec())).close()
+        await _cancelled_at_every_step(backend, 12)
+        await _nothing_left(backend)
+        assert not backend._spawner._gone
+
+    with_backend(body)
+
+
+def test_a_gvisor_box_whose_start_is_cancelled_at_any_step_is_gone(with_gvisor) -> None:
+    async def body(backend):
+        await (await backend.create(BoxSpec())).close()
+        before = len(os.listdir("/proc/self/fd"))
+        await _cancelled_at_every_step(backend, 12)
+        assert not backend._spawner._gone and len(os.listdir("/proc/self/fd")) == before
+
+    with_gvisor(body)
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_pipes_of_a_cancelled_start_are_closed(run) -> None:
+    async def after(step: int) -> None:
+        started: list[int] = []
+
+        async def start(source: int, sink: int) -> None:
+            started.extend((os.dup(source), os.dup(sink)))
+            await asyncio.sleep(0)
+
+        opening = asyncio.create_task(Channel.open_with(start))
+        for _ in range(step):
+            await asyncio.sleep(0)
+        opening.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            (await opening)[1].close()
+        await asyncio.sleep(0.01)
+        for fd in started[:1]:
+            os.set_blocking(fd, False)
+            assert os.read(fd, 1) == b"", "the process that was started sees the end of its input"
+        for fd in started:
+            os.close(fd)
+
+    async def body() -> None:
+        await after(20)
+        before = len(os.listdir("/proc/self/fd"))
+        for step in range(12):
+            await after(step)
+        assert len(os.listdir("/proc/self/fd")) == before
+
+    run(body())
 
 
 def test_boxes_of_a_cancelled_fork_are_closed(with_backend) -> None:

@@ -53,25 +53,35 @@ class Channel(asyncio.Protocol):
         """Open a channel over two pipes, which it then owns."""
         loop = asyncio.get_running_loop()
         channel = Channel(max_body)
-        reading, _ = await loop.connect_read_pipe(lambda: channel, os.fdopen(source, "rb", 0))
-        writing, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(sink, "wb", 0))
-        channel._reading, channel._transport = reading, writing
+        try:  # the event loop itself closes a pipe whose connection is cancelled
+            channel._reading, _ = await loop.connect_read_pipe(lambda: channel, os.fdopen(source, "rb", 0))
+        except BaseException:
+            os.close(sink)
+            raise
+        try:
+            channel._transport, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(sink, "wb", 0))
+        except BaseException:
+            channel._reading.close()
+            raise
         return channel
 
     @staticmethod
     async def open_with(start: Callable[[int, int], Awaitable[T]]) -> tuple[T, Channel]:
-        """Start a process with ``start(their_in, their_out)``, the far ends of two pipes; return it and the channel."""
+        """Start a process with ``start(their_in, their_out)``, the far ends of two pipes; return it and the channel.
+
+        The channel is opened first, so that a caller that is cancelled meanwhile leaves no process without an owner.
+        """
         (their_in, our_out), (our_in, their_out) = os.pipe(), os.pipe()
         try:
-            made = await start(their_in, their_out)
-        except BaseException:
-            os.close(our_in)
-            os.close(our_out)
-            raise
+            channel = await Channel.open_pipes(our_in, our_out)
+            try:
+                return await start(their_in, their_out), channel
+            except BaseException:
+                channel.close()
+                raise
         finally:
             os.close(their_in)
             os.close(their_out)
-        return made, await Channel.open_pipes(our_in, our_out)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are not subclasses of asyncio's.

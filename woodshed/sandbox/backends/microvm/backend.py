@@ -207,13 +207,14 @@ class MicrovmBackend(SupervisedBackend[MicrovmBox]):
         async with self._starting:
             (ours, theirs), (control, controlled) = socket.socketpair(), socket.socketpair()
             with theirs, controlled:
+                channel = await Channel.open(ours)  # first: nothing waits between the request and its try below
                 try:
                     number = await self._spawner.create(message, theirs.fileno(), controlled.fileno())
                 except BaseException:
-                    ours.close()
+                    channel.close()
                     control.close()
                     raise
-            box = MicrovmBox(self, spec, number, await Channel.open(ours), Monitor(control))
+            box = MicrovmBox(self, spec, number, channel, Monitor(control))
             try:
                 await settle(box)
                 self._spawner.confirm(number)

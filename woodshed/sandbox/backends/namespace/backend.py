@@ -185,8 +185,12 @@ class NamespaceBackend:
             taking, offering = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with taking:
                 with theirs, offering:
-                    number = await self._spawner.create(message, theirs.fileno(), offering.fileno())
-                channel = await Channel.open(ours)
+                    channel = await Channel.open(ours)  # first: nothing waits between the request and its try below
+                    try:
+                        number = await self._spawner.create(message, theirs.fileno(), offering.fileno())
+                    except BaseException:
+                        channel.close()
+                        raise
                 gate = Gate(spec.egress, record) if spec.egress is not None else None
                 try:
                     # After a snapshot, whatever the box left in place of its workdir stays, even nothing.
