@@ -126,6 +126,23 @@ def test_a_cancelled_close_goes_on(with_backend) -> None:
     with_backend(body)
 
 
+def test_a_cancelled_drop_removes_every_snapshot_below_it(with_backend) -> None:
+    async def body(backend):
+        box = await backend.create(BoxSpec(files={"a": b"x"}))
+        below, above = await box.snapshot(), await box.snapshot()
+        await box.close()
+        await backend.drop(below)
+        dropping = asyncio.create_task(backend.drop(above))
+        await asyncio.sleep(0)
+        dropping.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await dropping
+        await _nothing_left(backend)
+        assert not backend._references
+
+    with_backend(body)
+
+
 async def _cancelled_at_every_step(backend, steps: int) -> None:
     for step in range(steps):
         making = asyncio.create_task(backend.create(BoxSpec(files={"a": b"x"})))

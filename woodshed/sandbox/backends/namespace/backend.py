@@ -221,13 +221,16 @@ class NamespaceBackend:
         self._references.clear()
 
     async def _release(self, chain: tuple[str, ...]) -> None:
+        """Remove the snapshots of ``chain`` that nothing else needs, all of them also if this is cancelled."""
+        unused = []
         for name in chain:
             if name not in self._references:
                 continue  # it was lost with its fork server
             self._references[name] -= 1
             if self._references[name] == 0:
                 del self._references[name]
-                await self._spawner.ask("release", name=name)
+                unused.append(self._spawner.ask("release", name=name))
+        await asyncio.shield(asyncio.gather(*unused))
 
 
 @lru_cache(maxsize=8)
