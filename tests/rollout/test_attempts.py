@@ -34,6 +34,8 @@ def test_results_of_both_runners_are_read() -> None:
         ),
         (".\n-----\nRan 1 test in 0.000s\n\nOK", "F\n-----\nRan 1 test in 0.000s\n\nFAILED (failures=1)"),
         ("Ran 2 tests in 0.000s\n\nOK (skipped=1)", "OK\n[signal 11]"),
+        ("1\nRan 1 test in 0.000s\n\nOK", "area\nOK\nTraceback (most recent call last):\nAssertionError: perimeter"),
+        ("Ran 11 tests in 0.100s\n\nOK", "Ran 0 tests in 0.000s\n\nOK"),
         (
             "\n  area\n    ✔ is a product\n\n  1 passing (3ms)",
             "  area\n    1) is a product\n\n  2 passing (3ms)\n  1 failing",

@@ -10,7 +10,9 @@ from woodshed.record.trajectory import ToolEvent
 from .rewards.tool_use import EDITS
 
 # Lines of the summaries of pytest, mocha, node:test and tape, unittest, in this order.
-_PASSED = re.compile(r"^=* ?\d+ passed\b|^ *\d+ passing\b|^[#ℹ] pass +[1-9]|^OK( \(.*\))?$", re.MULTILINE)
+_PASSED = re.compile(
+    r"^=* ?\d+ passed\b|^ *\d+ passing\b|^[#ℹ] pass +[1-9]|^Ran [1-9]\d* tests? in .*\n\nOK( \(.*\))?$", re.MULTILINE
+)
 _FAILED = re.compile(
     r"^=* ?(\d+ \w+, )*\d+ (failed|errors?)\b|^ *\d+ failing\b|^[#ℹ] (fail|cancelled) +[1-9]|^FAILED \("
     r"|^\[(exit code|signal) \d+\]$|^error: (timeout|out of memory)",
