@@ -46,7 +46,7 @@ class KeptSessions:
             before = self.store.get(finished.id)
             if before is not None and before.started != finished.opened:
                 self.store.add(self._trajectory(finished, f"{finished.id}@{finished.opened:.3f}"))
-        except SQLAlchemyError as error:
+        except (DirectoryError, SQLAlchemyError) as error:
             where = f"{self.store.folder}: session {finished.id!r}"
             raise OSError(f"{where} could not be stored: {_reason(error)}") from error
 

@@ -130,8 +130,8 @@ _record = (_table.c.id, _table.c.blob, _table.c.shard)
 class TrajectoryStore:
     """Trajectories under ``folder``; the index is SQLite there, or any SQLAlchemy ``url`` (``postgresql+psycopg://``).
 
-    Safe for several threads of one process and for one writer beside readers in other processes. Raises DirectoryError
-    if the index is no database.
+    Safe for several threads of one process and for one writer beside readers in other processes. Every method raises
+    DirectoryError if the index is damaged.
     """
 
     def __init__(self, folder: Path | str, url: str | None = None):
@@ -140,14 +140,18 @@ class TrajectoryStore:
         self._engine = sa.create_engine(url or f"sqlite:///{self.folder / 'index.sqlite'}")
         if self._engine.dialect.name == "sqlite":
             sa.event.listen(self._engine, "connect", _sqlite_pragmas)
-        try:
-            _schema.create_all(self._engine)
-        except sa.exc.DatabaseError as error:
-            if "not a database" not in str(error.orig):
-                raise
-            where = self.folder / "index.sqlite"
-            raise DirectoryError(f"{where} is damaged; restore it, or start over in another folder") from error
+            sa.event.listen(self._engine, "handle_error", self._name_damage)
+        _schema.create_all(self._engine)
         self._compress = threading.local()
+
+    def _name_damage(self, context: sa.engine.ExceptionContext) -> None:
+        """Raise DirectoryError in place of an error of SQLite that means that the index is damaged."""
+        said = str(context.original_exception)
+        if "not a database" in said or "malformed" in said:
+            where = self.folder / "index.sqlite"
+            raise DirectoryError(
+                f"{where} is damaged; restore it, or start over in another folder"
+            ) from context.original_exception
 
     def add(self, trajectory: Trajectory) -> bool:
         """Store a trajectory; return False, and change nothing, if its id is stored already."""

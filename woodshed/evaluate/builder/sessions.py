@@ -10,6 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,16 +64,13 @@ def read_sessions(stores: Iterable[Path], journals: Iterable[Path]) -> list[Sess
         if not (folder / "index.sqlite").is_file():
             raise BenchmarkError(f"{folder}: no stored trajectories (index.sqlite); give the folder of a store")
         try:
-            store = TrajectoryStore(folder)
+            with closing(TrajectoryStore(folder)) as store:
+                live = [row["id"] for row in store.rows("source = 'live'")]
+                for trajectory in filter(None, map(store.get, live)):
+                    if (session := session_of(trajectory)) is not None:
+                        found[session.id] = session
         except DirectoryError as error:
             raise BenchmarkError(str(error)) from None
-        try:
-            live = [row["id"] for row in store.rows("source = 'live'")]
-            for trajectory in filter(None, map(store.get, live)):
-                if (session := session_of(trajectory)) is not None:
-                    found[session.id] = session
-        finally:
-            store.close()
     for path in journals:
         try:
             conversations = read_conversations(path)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -76,20 +77,15 @@ def regrade(root: Path, progress: Progress, *, jobs: int, backend: str = "namesp
         raise EvaluationError(f"{root} holds no evaluation (no evaluation.json); give the folder of --out")
     with folder.claimed():
         try:
-            store = TrajectoryStore(folder.trajectories)
-        except DirectoryError as error:
-            raise EvaluationError(str(error)) from None
-        try:
-            items = _items(folder, settings, store)
-            found = asyncio.run(_regrade(folder, store, items, progress, jobs, backend))
-            own = {name for values in read_axes(folder).values() for name in values if is_reference(name)}
-            measure_axes(folder, settings, store, load_tasks(settings), axes_of(sorted(own)), progress, jobs=jobs)
-            _rewrite(folder, settings, store)
-            return found
-        except (SandboxError, TaskError, ValueError) as error:
+            with closing(TrajectoryStore(folder.trajectories)) as store:
+                items = _items(folder, settings, store)
+                found = asyncio.run(_regrade(folder, store, items, progress, jobs, backend))
+                own = {name for values in read_axes(folder).values() for name in values if is_reference(name)}
+                measure_axes(folder, settings, store, load_tasks(settings), axes_of(sorted(own)), progress, jobs=jobs)
+                _rewrite(folder, settings, store)
+                return found
+        except (DirectoryError, SandboxError, TaskError, ValueError) as error:
             raise EvaluationError(str(error)) from error
-        finally:
-            store.close()
 
 
 def _items(folder: EvaluationFolder, settings: dict[str, Any], store: TrajectoryStore) -> list[_Item]:
