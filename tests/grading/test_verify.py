@@ -270,6 +270,10 @@ def test_an_agents_own_test_beside_the_code_is_no_reason_to_refuse_its_fix(
             assert (await graded(name)).resolved, name
         refused = await graded("shapes/testing.py")
         assert not refused.resolved and "shapes/testing.py: use of pytest.approx" in refused.detail
+        # An exception would count as a failure of this machine and void the episode.
+        deep = f"class A:\n    def __eq__(self, other):\n        return {'not ' * 1500}True\n"
+        outcome = await grade(task, {"shapes/test_new.py": deep.encode()}, backend, layers)
+        assert outcome.tests[toy.FAILING[0]] == "failed"
         importing = await graded("shapes/test_new.py", f"from . import test_new\n{fixed}")
         assert not importing.resolved and "test_new" in importing.detail, "it is not there"
 

@@ -258,10 +258,10 @@ def _ends_open(body: list[ast.stmt]) -> bool:
 
 
 def _truth(value: ast.expr | None, otherwise: object) -> object:
-    if isinstance(value, ast.UnaryOp) and isinstance(value.op, ast.Not):
-        inner = _truth(value.operand, otherwise)
-        return (not inner) if isinstance(inner, bool) else otherwise
-    return bool(value.value) if isinstance(value, ast.Constant) and value.value is not ... else otherwise
+    negated = False
+    while isinstance(value, ast.UnaryOp) and isinstance(value.op, ast.Not):  # nested deeper than any stack
+        value, negated = value.operand, not negated
+    return bool(value.value) != negated if isinstance(value, ast.Constant) and value.value is not ... else otherwise
 
 
 def _is_inside(origin: str) -> bool:

@@ -43,6 +43,7 @@ ATTACKS = {
     "equal, made by type": "A = type('A', (), {'__eq__': lambda *a: True})",
     "equal, set later": "setattr(str, '__eq__', lambda a, b: 1)",
     "equal after a note": "class A:\n    def __eq__(self, other):\n        seen.append(other)\n        return True",
+    "equal by many negations": f"class A:\n    def __eq__(self, other):\n        return {'not ' * 1500}True",
     "of every type": "class M(type):\n    def __instancecheck__(cls, other):\n        return True",
     "environment": "import os\nos.environ.get('PYTEST_CURRENT_TEST')",
     "recorder": "import builtins\nbuiltins.woodshed_seen = print\nwoodshed_seen(1)",
