@@ -55,7 +55,7 @@ def wasted_calls(events: Sequence[ToolEvent]) -> set[int]:
         elif event.name == "undo":
             found.update(standing[-1:])
             del standing[-1:]
-        elif event.name in EDITS or event.name == "delete_file":
+        elif event.name in EDITS:
             standing.append(index)
     return found
 

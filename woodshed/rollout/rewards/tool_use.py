@@ -16,7 +16,7 @@ from woodshed.harness.session import confine
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Outcome, ToolEvent, Trajectory
 
-EDITS = frozenset({"edit_file", "edit_line", "edit_words", "write_file", "undo"})
+EDITS = frozenset({"edit_file", "edit_line", "edit_words", "write_file", "delete_file", "undo"})
 _FAILED = re.compile(r"\[(exit code|signal) \d+\]$")
 """End of ``run_command``'s output for a command that failed."""
 
