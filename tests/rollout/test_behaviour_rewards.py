@@ -219,6 +219,9 @@ bash -c 'cat a.py'
 true; cat a.py
 awk 'NR<9' a.py
 python -c "print(open('a.py').read())"
+# look\\ncat a.py
+cat a.py  # it's short
+cat 'a#b.py'
 cat a.py 2>/dev/null"""
 EDITING = r"""sed -i s/a/b/ a.py
 perl -pi -e s/a/b/ a.py
@@ -243,6 +246,7 @@ git diff | cat
 python main.py
 pip install x
 make > out.txt
+# cat a.py
 echo done
 echo done 2>/dev/null
 python -c 'import a; print(a.area(2, 3))'"""

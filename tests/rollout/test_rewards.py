@@ -184,6 +184,7 @@ def test_failures_that_are_repeated(task: Task) -> None:
     assert term(task, episode(broken, broken), NO) == -1
     assert term(task, episode(broken, call("run_command", "fixed", command="make clean"), broken), NO) == 0
     assert term(task, episode(broken, call("edit_line", path="a.py", line=1, text="x"), broken), NO) == 0
+    assert term(task, episode(broken, call("delete_file", path="a.py"), broken), NO) == 0
     unparsed = ToolEvent(0, "", None, "", "malformed_call", raw="<call>")
     assert term(task, episode(unparsed, unparsed), NO) == -1
 
@@ -209,6 +210,7 @@ def test_submitting_untested(task: Task) -> None:
     assert term(task, episode(EDIT), NO) == term(task, episode(TEST, EDIT), NO) == -1
     assert term(task, episode(EDIT, TEST), NO) == term(task, episode(), NO) == 0
     assert term(task, episode(EDIT, status="limit"), NO) == 0
+    assert term(task, episode(TEST, call("delete_file", path="a.py")), NO) == -1
 
 
 RUN_TESTS = """\
@@ -227,6 +229,13 @@ env A=1 tox
 true; pytest
 make check
 (make check)"""
+RUN_AFTER_TEXT = (
+    "ls\npytest",
+    "# run the tests, that's all\npytest",
+    "cd pkg  # it's here\npytest",
+    "echo a#b && pytest",
+    "cat > a.py <<'EOF'\n# it's new\nEOF\npytest",
+)
 NAME_TESTS = """\
 ls tests
 echo pytest
@@ -244,12 +253,12 @@ echo 'pytest
 # pytest"""
 
 
-@pytest.mark.parametrize("command", [*RUN_TESTS.splitlines(), "ls\npytest"])
+@pytest.mark.parametrize("command", [*RUN_TESTS.splitlines(), *RUN_AFTER_TEXT])
 def test_commands_that_run_tests(command: str, task: Task) -> None:
     assert load_term("untested_finish")(task, episode(EDIT, call("run_command", command=command)), NO) == 0
 
 
-@pytest.mark.parametrize("command", [*NAME_TESTS.splitlines(), ""])
+@pytest.mark.parametrize("command", [*NAME_TESTS.splitlines(), "", "cat <<E\npytest\nE"])
 def test_commands_that_name_tests_only(command: str, task: Task) -> None:
     assert load_term("untested_finish")(task, episode(EDIT, call("run_command", command=command)), NO) == -1
 

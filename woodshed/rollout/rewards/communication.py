@@ -7,12 +7,12 @@ or 0. Rules like these can be evaded: ``false && pytest`` counts as a test run.
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator, Sequence
 
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Outcome, ToolEvent, Trajectory
 
+from .shell_lines import tokens
 from .tool_use import EDITS
 
 _RUNNERS = frozenset({"pytest", "py.test", "unittest", "nose2", "tox", "nox", "mocha", "jest", "tape", "vitest", "ava"})
@@ -79,11 +79,9 @@ def runs_tests(event: ToolEvent, task: Task) -> bool:
 
 def _simple_commands(command: str) -> Iterator[list[str]]:
     """Yield the words of each command of a shell line, without variable assignments; nothing if a quote is open."""
-    lexer = shlex.shlex(command.replace("\n", " ; "), posix=True, punctuation_chars="();<>|&")
-    lexer.whitespace_split = True
     words: list[str] = []
     try:
-        for token in [*lexer, ";"]:
+        for token in [*tokens(command), ";"]:
             if set(token) <= set("();|&"):
                 if words:
                     yield words

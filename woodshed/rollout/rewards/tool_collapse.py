@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Outcome, Trajectory
+
+from .shell_lines import HEREDOC, tokens
 
 TOOLS = {
     "read": ("read_file",),
@@ -30,7 +31,6 @@ _LONGEST, _SCRIPTS = 8192, 16
 """Maximum characters of a command, and number of scripts, that are read: they may be written to attack this parser."""
 _IN_PLACE = re.compile(r"-[a-zA-Z]*i|--in-place")
 _INTERPRETER = re.compile(r"python[\d.]*|node|perl|ruby")
-_HEREDOC = re.compile(r"<<-?[ \t]*(['\"]?)(\w+)\1([^\n]*)\n(.*?)(?:\n[ \t]*\2(?=\n|$)|\Z)", re.S)
 _SCRIPT_WRITES = re.compile(r"write_text|write_bytes|\.write\(|writelines|open\([^)]*,\s*['\"][wax]|fs\.writeFile")
 _SCRIPT_READS = re.compile(r"read_text|read_bytes|\.read\(|readlines|open\(|fs\.readFile")
 
@@ -74,8 +74,8 @@ def work_in_shell(command: str) -> set[str]:
     todo, known = [command], {command}
     while todo and len(known) <= _SCRIPTS:
         text = todo.pop()[:_LONGEST]
-        given = "\n".join(match[4] for match in _HEREDOC.finditer(text))
-        for pipeline in _pipelines(_HEREDOC.sub(r"\3", text)):
+        given = "\n".join(match[4] for match in HEREDOC.finditer(text))
+        for pipeline in _pipelines(text):
             for place, words in enumerate(map(_unwrapped, pipeline)):
                 if words and words[0] in _SHELLS:
                     script = words[words.index("-c") + 1] if "-c" in words[:-1] else given
@@ -136,14 +136,12 @@ def _unwrapped(words: list[str]) -> list[str]:
 
 def _pipelines(command: str) -> Iterator[list[list[str]]]:
     """Yield the pipelines of a line as lists of commands; a line with an open quote is split at blanks."""
-    lexer = shlex.shlex(command.replace("\n", " ; "), posix=True, punctuation_chars="();<>|&")
-    lexer.whitespace_split = True
     try:
-        tokens = list(lexer)
+        listed = tokens(command)
     except ValueError:
-        tokens = command.split()
+        listed = HEREDOC.sub(r"\3", command).split()
     pipeline: list[list[str]] = [[]]
-    for token in [*tokens, ";"]:
+    for token in [*listed, ";"]:
         if token in ("|", "|&"):
             pipeline.append([])
         elif token and set(token) <= set("();|&"):
