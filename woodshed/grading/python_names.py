@@ -16,6 +16,9 @@ _DEEPEST = 48
 """Maximum steps of resolving a name; hostile code nests deeper than any stack."""
 _MOST = 16
 """Maximum number of origins of one expression."""
+_STEPS = 1_000_000
+"""Maximum number of bindings that are looked at for the names of one module; the largest files of numpy, sympy and
+torch need 50,000. Hostile code that binds and reads a name 100,000 times would need an hour."""
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
@@ -40,6 +43,7 @@ class Names:
         """Every node, in the order in which it was reached."""
         self.imports: list[str] = []
         """Modules and ``module.name`` that are imported, absolute ones only."""
+        self._left = _STEPS
         self._memory: dict[ast.AST, tuple[str, ...]] = {}
         self._scope_of: dict[ast.AST, _Scope] = {}
         self._module = _Scope(tree, None)
@@ -133,11 +137,17 @@ class Names:
         first = True
         while scope is not None:
             if scope.outer.get(node.id):
-                return self._module.names.get(node.id, [])
+                return self._counted(self._module.names.get(node.id, []))
             if node.id in scope.names and (first or not isinstance(scope.node, ast.ClassDef)):
-                return scope.names[node.id]
+                return self._counted(scope.names[node.id])
             scope, first = scope.parent, False
         return []
+
+    def _counted(self, bound: list[str | ast.expr | None]) -> list[str | ast.expr | None]:
+        self._left -= len(bound)
+        if self._left < 0:
+            raise UnreadableError("binds its names too often to be read")
+        return bound
 
     def _read(self, tree: ast.Module) -> None:
         pending: list[tuple[ast.AST, _Scope]] = [(tree, self._module)]
@@ -239,8 +249,8 @@ write, so the text that the host reads may differ from the text that the box run
 
 
 class UnreadableError(Exception):
-    """The source cannot be parsed; the message continues "the file ...". ``elsewhere``: another interpreter may be able
-    to parse it."""
+    """The source cannot be parsed or analysed; the message continues "the file ...". ``elsewhere``: another interpreter
+    may be able to parse it."""
 
     def __init__(self, message: str, *, elsewhere: bool = False) -> None:
         super().__init__(message)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from woodshed.grading.install.grader import needless
 from woodshed.grading.pytest_screen import elsewhere, screen
 from woodshed.tasks.languages.python import delete_body, function_spans
 
@@ -56,6 +57,13 @@ def test_attacks_are_refused(attack: str) -> None:
     submitted = GOLD + b"\n\n" + ATTACKS[attack].encode() + b"\n"
     assert screen({"m.py": submitted}, {"m.py": BEFORE}, {"m.py": GOLD})
     assert not screen({"m.py": submitted}, {"m.py": BEFORE}, {"m.py": submitted})  # the solution does it too
+
+
+@pytest.mark.parametrize("code", [b"x = x.a()\n" * 20_000, b"x = x['a']\n" * 20_000])
+def test_names_bound_thousands_of_times_are_refused_early(code: bytes) -> None:
+    """Every read looks at all bindings; a file of the largest size that crosses would take an hour."""
+    assert screen({"m.py": code}) == ["m.py: binds its names too often to be read"]
+    assert needless({"m.py": code}) == ["m.py: binds its names too often to be read"]
 
 
 def test_names_bound_to_their_own_parts_are_read_once() -> None:

@@ -17,6 +17,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -58,15 +59,13 @@ def needless(added: Mapping[str, bytes]) -> list[str]:
     found = screen(added)
     for path, data in sorted(added.items()):
         if path.endswith(".py"):
-            found += [f"{path}: {use}" for use in dict.fromkeys(_uses(data))]
+            with suppress(UnreadableError):  # the screen reports that
+                found += [f"{path}: {use}" for use in dict.fromkeys(_uses(data))]
     return found
 
 
 def _uses(data: bytes) -> Iterator[str]:
-    try:
-        names = Names(parse(data))
-    except UnreadableError:
-        return  # the screen reports that
+    names = Names(parse(data))
     for module in names.imports:
         if module.partition(".")[0] in _MODULES or module in _USES:
             yield f"import {module}"
