@@ -30,7 +30,7 @@ def reference(policy: Decoder, head: MtpHead, tokens: torch.Tensor, weights: tor
         teacher = policy.logits(hidden).log_softmax(-1)
     guess, loss = hidden, torch.zeros(())
     for d in range(1, depth + 1):
-        before = torch.cat((guess[:, -1:], guess[:, :-1]), 1)
+        before = torch.cat((torch.zeros_like(guess[:, :1]), guess[:, :-1]), 1)
         guess = head(policy, before, tokens, positions, causal_attend())
         student = policy.logits(guess).log_softmax(-1)
         for b in range(tokens.shape[0]):
@@ -55,6 +55,23 @@ def test_value_and_gradient_are_those_of_autograd(config, depth: int) -> None:  
     for parameter, gradient in zip(head.parameters(), wanted, strict=True):
         assert parameter.grad is not None
         assert torch.allclose(parameter.grad, gradient, atol=1e-6, rtol=1e-4)
+
+
+def test_neither_padding_nor_later_tokens_change_the_gradient() -> None:
+    policy, head = decoder(sharpness=4.0).requires_grad_(False), MtpHead(DENSE, seed=2)
+    tokens = torch.randint(0, 97, (1, 12), generator=torch.Generator().manual_seed(4))
+    weights = torch.zeros(1, 12)
+    weights[:, 1:6] = 1
+    other = tokens.clone()
+    other[:, 6:] = (other[:, 6:] + 1) % 97
+    found = []
+    for given in (tokens, torch.nn.functional.pad(tokens, (0, 8)), other):
+        head.zero_grad()
+        padded = torch.nn.functional.pad(weights, (0, given.shape[1] - 12))
+        distill(policy, head, given, padded, depth=2, denominator=5.0)
+        found.append(torch.cat([p.grad.flatten() for p in head.parameters() if p.grad is not None]))
+    assert torch.allclose(found[0], found[1], atol=1e-6)
+    assert torch.allclose(found[0], found[2], atol=1e-6)
 
 
 def test_nothing_flows_into_the_network_and_a_head_that_knows_has_no_loss() -> None:

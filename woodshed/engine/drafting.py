@@ -91,6 +91,7 @@ class MtpDrafter:
         rows = torch.from_numpy(attention.rows).to(hidden_ND.device)
         before_ND = hidden_ND.roll(1, 0)
         before_ND[first] = self.cache.last[rows[first]]
+        before_ND.masked_fill_(positions[:, None] == 0, 0.0)  # a new row still has the last state of an earlier request
         self.head.remember(self.decoder, before_ND, tokens, positions, attention.write)
 
     def draft(self, requests: Sequence[Request], count: int) -> list[list[int]]:

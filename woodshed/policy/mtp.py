@@ -71,8 +71,8 @@ class MtpHead(nn.Module):
     ) -> Tensor:
         """Predict hidden states ``[..., D]`` at ``positions``; ``decoder.logits`` of them predicts the next tokens.
 
-        before: hidden states ``[..., D]`` one position earlier, of ``decoder.forward`` or of this head. tokens,
-        positions: int64 ``[...]``.
+        before: hidden states ``[..., D]`` one position earlier, of ``decoder.forward`` or of this head; 0 at position
+        0. tokens, positions: int64 ``[...]``.
         """
         x, turn = self._enter(decoder, before, tokens, positions)
         x, _ = self.layer(x, turn, attention_fn, None, 0.0)

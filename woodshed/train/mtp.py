@@ -3,12 +3,13 @@
 loss = sum over depths d, positions i of w[i] KL(p_i || q_i^d) / (D sum of w), where p_i is the network's distribution
 at i (temperature 1, whole vocabulary) and q_i^d the head's distribution there after d of its own steps (forward KL with
 soft targets, as in the recipe of Composer 2, section 3.1). Depth d starts from the network's hidden state at i - d, so
-the head learns to continue from its own output as it does when it drafts.
+the head learns to continue from its own output as it does when it drafts. Before position 0, the hidden state is 0.
 """
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from woodshed.policy.decoder import Decoder, causal_attend
@@ -39,7 +40,8 @@ def distill(
     guess_BTD = hidden_BTD
     total = torch.zeros((), device=tokens_BT.device)
     for d in range(1, depth + 1):
-        guess_BTD = head(decoder, guess_BTD.roll(1, 1), tokens_BT, positions_BT, causal_attend())
+        before_BTD = F.pad(guess_BTD, (0, 0, 1, -1))
+        guess_BTD = head(decoder, before_BTD, tokens_BT, positions_BT, causal_attend())
         weights = weights_BT.clone()
         weights[:, :d] = 0.0  # no hidden state exists d positions before
         at_M = weights.reshape(-1).nonzero()[:, 0]
