@@ -160,6 +160,18 @@ def test_agent_works_on_a_task(smoke: SmokeRun) -> None:
     assert not list((smoke.scratch / "tmp").glob("woodshed-*")), "the agent left temporary files"
 
 
+def test_agent_works_on_a_folder(smoke: SmokeRun, tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("A = 1\n")
+    given = ("agent", "--run", smoke.root, "--folder", tmp_path)
+    result = woodshed(smoke.scratch, *given, "--prompt", "Make A two.", "--yes")
+    assert result.returncode == 0, result.stderr
+    assert "Make A two." in result.stdout and "tokens sampled" in result.stdout
+    unchanged = [p.name for p in tmp_path.iterdir()] == ["a.py"] and (tmp_path / "a.py").read_text() == "A = 1\n"
+    assert ("nothing was changed" in result.stdout) == unchanged
+    result = woodshed(smoke.scratch, *given)
+    assert result.returncode == 2 and "--folder needs --prompt" in result.stderr
+
+
 def test_agent_says_which_policies_there_are(smoke: SmokeRun) -> None:
     result = woodshed(smoke.scratch, "agent", "--run", smoke.root, "--stage", "nosuch")
     assert result.returncode == 2 and "this run has: final, other-sft, pretrain, rejection, sft" in result.stderr

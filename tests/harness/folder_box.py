@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from woodshed.sandbox.faults import box_error
-from woodshed.sandbox.protocol import BoxSpec, ExecResult, Snapshot, Unsupported
+from woodshed.sandbox.protocol import ExecResult, Snapshot, Unsupported
 
 
 def _as_a_box(method: Any) -> Any:
@@ -130,12 +130,3 @@ class FolderBox:
 
     async def close(self) -> None:
         shutil.rmtree(self.root, ignore_errors=True)
-
-
-class FolderBackend:
-    """Just enough of a Backend for ``run_agent``."""
-
-    name = "folder"
-
-    async def create(self, spec: BoxSpec) -> FolderBox:
-        return FolderBox()

@@ -12,22 +12,21 @@ from woodshed.harness.display import call_line
 from woodshed.harness.endpoint import HttpEndpoint
 from woodshed.harness.episode import Episode
 from woodshed.harness.settings import HarnessSettings
-from woodshed.harness.terminal import FolderError, changed, read_folder, run_agent, unified, write_back
-from woodshed.record.task import TaskError, TaskInfo, save_task
+from woodshed.harness.terminal import FolderError, changed, read_folder, unified, work_on_folder, write_back
 from woodshed.record.visible import visible
 
 from .conftest import Script, Step, call, say, serve
-from .folder_box import FolderBackend
+from .folder_box import FolderBox
 
 EDIT = ("edit_file", {"path": "a.py", "old_string": "1", "new_string": "2"})
 
 
-def drive(path: Path, *steps: Step, lines: list[str] | None = None, **options: Any) -> tuple[Episode, str, Script]:
-    """Run the agent on a path with typed lines; the episode, what the terminal showed, and the requests."""
+def drive(folder: Path, *steps: Step, lines: list[str] | None = None, **options: Any) -> tuple[Episode, str, Script]:
+    """Run the agent on a folder with typed lines; return the episode, the terminal's text and the requests."""
     console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None)
     script, typed = Script(steps), list(lines or [])
 
-    def ask(prompt: str) -> str:
+    def answer(prompt: str) -> str:
         console.print(prompt)
         if not typed:
             raise EOFError
@@ -36,11 +35,15 @@ def drive(path: Path, *steps: Step, lines: list[str] | None = None, **options: A
     async def go() -> Episode:
         async with serve(script) as url:
             endpoint = HttpEndpoint(url, "k", "m")
-            backend: Any = FolderBackend()
+            box: Any = FolderBox()
+            settings = HarnessSettings(workdir=str(box.root))
             try:
-                return await run_agent(path, endpoint, backend, HarnessSettings(), console, ask=ask, **options)
+                return await work_on_folder(
+                    folder, "raise A", endpoint, box, settings, console, **{"ask": answer, **options}
+                )
             finally:
                 await endpoint.close()
+                await box.close()
 
     episode = asyncio.run(go())
     output = console.file
@@ -58,14 +61,14 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_folder_is_written_back_only_with_consent(folder: Path) -> None:
     steps = [call(EDIT, content="I change \x1b[2J it"), say("All done")]
-    episode, shown, _ = drive(folder, *steps, prompt="raise A", lines=["n"])
+    episode, shown, _ = drive(folder, *steps, lines=["n"])
     assert episode.status == "submitted" and (folder / "a.py").read_text() == "A = 1\n"
     for text in ("raise A", "edit_file path=a.py", "All done", "-A = 1", "+A = 2", "submitted after 2 turns"):
         assert text in shown
     assert "\x1b[2J" not in shown
-    drive(folder, *steps, prompt="raise A", lines=[])
+    drive(folder, *steps, lines=[])
     assert (folder / "a.py").read_text() == "A = 1\n"
-    drive(folder, *steps, prompt="raise A", yes=True)
+    drive(folder, *steps, yes=True)
     assert (folder / "a.py").read_text() == "A = 2\n"
 
 
@@ -79,7 +82,6 @@ def test_step_mode_runs_refuses_and_takes_over(folder: Path) -> None:
         call(look),
         call(look),
         say("bye"),
-        prompt="p",
         step=True,
         lines=["", "n", "s typed by hand", "a"],
     )
@@ -88,34 +90,33 @@ def test_step_mode_runs_refuses_and_takes_over(folder: Path) -> None:
 
 
 def test_a_person_may_go_on_talking(folder: Path) -> None:
-    episode, _, script = drive(folder, say("done?"), say("done!"), prompt="p", talk=True, lines=["also b", ""])
+    episode, _, script = drive(folder, say("done?"), say("done!"), talk=True, lines=["also b", ""])
     assert script.requests[1]["messages"][-1] == {"role": "user", "content": "also b"}
     assert episode.status == "submitted" and episode.effort.turns == 2
 
 
-def test_a_task_directory_is_never_changed(tmp_path: Path) -> None:
-    info = TaskInfo(workdir="/workspace", test_command="python t.py")
-    task = save_task(
-        tmp_path / "t",
-        name="o/n",
-        instruction="Make A two.",
-        info=info,
-        workspace={"a.py": b"A = 1\n", "t.py": b"import a\nprint('got', a.A)\n"},
-        tests={"test.sh": b"true"},
-        solution={"a.py": b"A = 2\n"},
-    )
-    digest = task.digest
-    episode, shown, script = drive(tmp_path / "t", call(EDIT), call(("run_tests", {})), say("ok"), yes=True)
-    assert "Make A two." in script.requests[0]["messages"][1]["content"]
-    assert "got 2" in shown and "+A = 2" in shown and episode.effort.test_runs == 1
-    assert type(task).load(tmp_path / "t").digest == digest
+def test_tests_of_the_folder_run(folder: Path) -> None:
+    (folder / "t.py").write_text("import a\nprint('got', a.A)\n")
+    steps = [call(EDIT), call(("run_tests", {})), say("ok")]
+    episode, shown, _ = drive(folder, *steps, test_command="python t.py", lines=["y"])
+    assert "got 2" in shown and episode.effort.test_runs == 1
+    assert sorted(path.name for path in folder.iterdir()) == [".git", "a.py", "t.py"]
+    assert (folder / ".git/HEAD").read_text() == "ref"
 
 
-def test_what_cannot_be_worked_on(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match="prompt"):
-        drive(folder, say("x"))
+def test_a_folder_that_changed_meanwhile_is_left_alone(folder: Path) -> None:
+    def meanwhile(prompt: str) -> str:
+        (folder / "a.py").write_text("A = 9\n")
+        return "y"
+
+    with pytest.raises(FolderError, match="changed since the agent started; nothing was written"):
+        drive(folder, call(EDIT), say("ok"), ask=meanwhile)
+    assert (folder / "a.py").read_text() == "A = 9\n"
+
+
+def test_what_cannot_be_worked_on(tmp_path: Path) -> None:
     with pytest.raises(FolderError, match="not a folder"):
-        drive(tmp_path / "none", say("x"), prompt="p")
+        drive(tmp_path / "none", say("x"))
 
 
 def test_write_back_stays_inside(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

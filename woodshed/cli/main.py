@@ -74,6 +74,13 @@ def agent(
     task: Annotated[
         Path | None, typer.Option(help="Harbor task directory; default: a held-out task of the run")
     ] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option(help="Work on a copy of this folder instead, then show the changes and ask to write them back"),
+    ] = None,
+    prompt: Annotated[str, typer.Option(help="What to do in --folder")] = "",
+    tests: Annotated[str, typer.Option(help="Command that runs the tests of --folder")] = "",
+    yes: Annotated[bool, typer.Option(help="Write the changes back to --folder without asking")] = False,
     stage: Annotated[str, typer.Option(help="Which policy of the run: sft or final")] = "final",
     endpoint: Annotated[
         str | None, typer.Option(help="Any OpenAI-compatible base URL instead of the run's policy")
@@ -82,11 +89,28 @@ def agent(
     step: Annotated[bool, typer.Option(help="Wait for Enter before every call; type text to take over")] = False,
     temperature: Annotated[float, typer.Option(help="Sampling temperature")] = 1.0,
 ) -> None:
-    """Watch or drive a policy on a task, through the harness it was trained in."""
-    from woodshed.run.agent import AgentError, drive
+    """Watch or drive a policy on a task or a folder, through the harness it was trained in.
 
+    It works in a sandbox, with the programs and Python packages of the system but no network.
+    """
+    from woodshed.run.agent import AgentError, FolderWork, drive
+
+    if folder is None and (prompt or tests or yes):
+        raise typer.BadParameter("--prompt, --tests and --yes are about a folder; name it with --folder")
+    if folder is not None and (task is not None or not prompt):
+        raise typer.BadParameter("--folder needs --prompt, which says what to do, and excludes --task")
+    work = FolderWork(folder, prompt, tests, yes) if folder is not None else None
     try:
-        drive(run, task=task, stage=stage, endpoint=endpoint, model=model, step=step, temperature=temperature)
+        drive(
+            run,
+            task=task,
+            work=work,
+            stage=stage,
+            endpoint=endpoint,
+            model=model,
+            step=step,
+            temperature=temperature,
+        )
     except AgentError as error:
         raise _fail(error) from None
 

@@ -12,10 +12,10 @@ from rich.panel import Panel
 from rich.syntax import Syntax
 from rich.text import Text
 
-from woodshed.record.task import Task, TaskError
 from woodshed.record.visible import visible
 from woodshed.record.walk import all_below
-from woodshed.sandbox.protocol import Backend, BoxSpec, Sandbox
+from woodshed.sandbox.protocol import Sandbox
+from woodshed.sandbox.taskbox import first_commit
 
 from .display import Ask, Display, Driver, short
 from .endpoint import ChatEndpoint
@@ -53,7 +53,7 @@ def read_folder(folder: Path) -> dict[str, bytes]:
 
 async def box_files(box: Sandbox) -> dict[str, bytes]:
     """Read the files of a box's workdir, with the same exceptions as ``read_folder``."""
-    found = await box.get(["**/*"], max_bytes=MAX_TOTAL)
+    found = await box.get(["**/*"], max_bytes=2 * MAX_TOTAL)  # with the history
     return {name: data for name, data in found.items() if not SKIPPED.intersection(Path(name).parts)}
 
 
@@ -132,57 +132,35 @@ async def agent_main(
     return episode
 
 
-async def run_agent(
-    path: Path,
+async def work_on_folder(
+    folder: Path,
+    prompt: str,
     endpoint: ChatEndpoint,
-    backend: Backend,
+    box: Sandbox,
     settings: HarnessSettings,
     console: Console,
     *,
-    prompt: str = "",
-    layers: tuple[Path, ...] = (),
+    test_command: str = "",
     step: bool = False,
     talk: bool = False,
     yes: bool = False,
-    streamed: bool = False,
     ask: Ask | None = None,
 ) -> Episode:
-    """Work on a Harbor task directory, or on any folder with a ``prompt``, inside a fresh box.
-
-    At the end the diff is shown. For a plain folder it is written back if the person agrees (``yes`` skips the
-    question); a task directory is never changed. Raises FolderError, TaskError, EndpointLost, SandboxError.
-    """
+    """Work on the files of ``folder`` in ``box``, show the changes, and write them back if the person agrees (``yes``
+    skips the question). Raises FolderError, EndpointLost, SandboxError."""
     ask = ask or asker(console)
-    task = Task.load(path) if (path / "task.toml").is_file() else None
-    if task is None and not prompt:
-        raise TaskError(f"{path}: no task.toml; say what to do with a prompt")
-    before = task.workspace_files() if task else read_folder(path)
-    workdir = task.info.workdir if task else settings.workdir
-    settings = settings.model_copy(update={"workdir": workdir})
-    box = await backend.create(BoxSpec(layers=layers, workdir=workdir))
-    try:
-        await box.put(before)
-        episode = await agent_main(
-            endpoint,
-            box,
-            prompt or (task.instruction if task else ""),
-            settings,
-            console,
-            test_command=task.info.test_command if task else "",
-            step=step,
-            talk=talk,
-            streamed=streamed,
-            ask=ask,
-        )
-        after = await box_files(box)
-    finally:
-        await box.close()
+    before = read_folder(folder)
+    await box.put({**before, **first_commit(before)})
+    episode = await agent_main(
+        endpoint, box, prompt, settings, console, test_command=test_command, step=step, talk=talk, ask=ask
+    )
+    after = await box_files(box)
     _show_diff(console, unified(before, after))
     changes = changed(before, after)
-    if task is None and changes and (yes or _agrees(ask, f"write {len(changes)} changed files to {path}? [y/N] ")):
-        if read_folder(path) != before:
-            raise FolderError(f"{path}: changed since the agent started; nothing was written")
-        write_back(path, changes)
+    if changes and (yes or _agrees(ask, f"write {len(changes)} changed files to {folder}? [y/N] ")):
+        if read_folder(folder) != before:
+            raise FolderError(f"{folder}: changed since the agent started; nothing was written")
+        write_back(folder, changes)
         console.print(Text("written", style="green"))
     return episode
 

@@ -31,11 +31,12 @@ from woodshed.gateway.client import GatewayAdmin
 from woodshed.gateway.journal import Journal
 from woodshed.harness.endpoint import HttpEndpoint
 from woodshed.harness.settings import HarnessSettings
-from woodshed.harness.terminal import run_agent
+from woodshed.harness.terminal import work_on_folder
 from woodshed.policy.formats import get_format
 from woodshed.record.store import TrajectoryStore
 from woodshed.record.trajectory import Trajectory
 from woodshed.sandbox.backends.by_name import open_backend
+from woodshed.sandbox.protocol import BoxSpec
 
 QUERY = "we have cheapest() in prices, pls add the opposite and call it dearest"
 OLD = "def split(amount, people):"
@@ -91,7 +92,8 @@ def work(repository: Path, folder: Path) -> tuple[Path, Path]:
             chat = HttpEndpoint(url, key, "policy")
             try:
                 console = Console(file=io.StringIO())
-                episode = await run_agent(repository, chat, backend, HARNESS, console, prompt=QUERY, yes=True)
+                box = await backend.create(BoxSpec(workdir=HARNESS.workdir))
+                episode = await work_on_folder(repository, QUERY, chat, box, HARNESS, console, yes=True)
             finally:
                 await chat.close()
                 await backend.close()
