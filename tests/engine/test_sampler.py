@@ -106,3 +106,8 @@ def test_a_row_is_drawn_in_the_same_way_beside_others():
     uniforms = np.random.default_rng(0).random(11).tolist()
     alone = [sample(logits[i : i + 1], samplings[i : i + 1], uniforms[i : i + 1]) for i in range(11)]
     assert sample(logits, samplings, uniforms) == ([ids[0] for ids, _ in alone], [logps[0] for _, logps in alone])
+
+
+def test_top_p_keeps_no_token_beyond_the_one_that_reaches_it() -> None:
+    kept = adjusted_logits(torch.zeros(1, 4), [Sampling(top_p=0.5)]) > -torch.inf
+    assert int(kept.sum()) == 2

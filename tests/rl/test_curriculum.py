@@ -78,6 +78,27 @@ def test_a_policy_that_changes_is_followed() -> None:
     assert Counter(chosen[160:])["never"] > 0.6 * 80
 
 
+def test_half_life_and_group_weight_decide_how_sure_the_curriculum_is() -> None:
+    """Old failures of a kind, and tasks that are always solved: the former are chosen if failures are forgotten, the
+    latter if one group counts as little evidence."""
+
+    def share(kind: str, settings: CurriculumSettings) -> float:
+        curriculum, rng = Curriculum(settings, 0), random.Random(0)
+        for number in range(20):
+            curriculum.update(task(number, "never"), group("never", rng), 0)
+            curriculum.update(task(number, "always"), group("always", rng), 0)
+        for number in range(20, 22):
+            curriculum.update(task(number, "never"), group("half", rng), 40)
+        left = [task(n, kind) for kind in ("never", "always", "half") for n in range(100, 130)]
+        curriculum.update(left.pop(), group("half", rng), 40)
+        return sum(curriculum.choose(left, n, 0.0).info.kind == kind for n in range(300)) / 300
+
+    forgets, remembers = (CurriculumSettings(order="variance", half_life=h) for h in (4.0, 1e6))
+    assert share("never", forgets) > share("never", remembers) + 0.1
+    unsure, sure = (CurriculumSettings(order="variance", half_life=1e6, group_weight=w) for w in (0.01, 1.0))
+    assert share("always", unsure) > share("always", sure) + 0.1
+
+
 def test_what_takes_more_effort_weighs_more_towards_the_end() -> None:
     def share(harder: float, progress: float) -> float:
         rng, settings = random.Random(1), CurriculumSettings(order="variance", harder=harder)

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+
 import numpy as np
 import pytest
+from gateway.parts import ScriptedEngine
 
 from woodshed.record.segment import Segment
 from woodshed.record.trajectory import Trajectory
 from woodshed.rl.controller import may_dispatch, token_age
+from woodshed.rl.ledger import OutOfTasks
 from woodshed.rl.settings import RLSettings
+from woodshed.sandbox.backends.namespace.backend import probe_namespace
+
+from .trained import DONE, by_number, trained
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 3])
@@ -52,3 +60,32 @@ def test_synchronous_and_stale_contradict_each_other() -> None:
     with pytest.raises(ValueError, match="max_staleness = 0"):
         RLSettings(mode="sync", max_staleness=1)
     assert RLSettings(mode="sync", max_staleness=0).mode == "sync"
+
+
+class Behind(ScriptedEngine):
+    """Samples by version 0, whatever it is told to load."""
+
+    @property
+    def version(self) -> int:
+        return 0
+
+    @version.setter
+    def version(self, _: int) -> None:
+        pass
+
+
+def test_groups_with_too_old_tokens_are_dropped_and_counted(tmp_path: Path) -> None:
+    """The first step's tokens have age 0, the second's age 1, all later ones age 2."""
+    if not (probe := probe_namespace(None)).ok:
+        pytest.skip("; ".join(probe.reasons))
+    settings = RLSettings(steps=3, groups_per_step=1, group_size=2, concurrency=2, max_staleness=0, max_token_age=1)
+
+    async def main() -> None:
+        engine = Behind(lambda _: list(DONE), context=1 << 20)
+        async with trained(tmp_path, 5, engine=engine, reward=by_number(set())) as at:
+            with pytest.raises(OutOfTasks, match="3 stale"):
+                await at.run(settings)
+            found = at.conserved()
+            assert found.trained == 4 and found.dropped == {"stale": 6}
+
+    asyncio.run(main())

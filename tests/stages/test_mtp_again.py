@@ -6,11 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from tests.stages.test_solved import run_with
+from tests.train.conftest import CONFIG
+from woodshed.policy.decoder import Decoder, causal_attend
+from woodshed.policy.mtp import MtpHead
 from woodshed.recipe.load import load_recipe
+from woodshed.recipe.stages import MtpSettings
 from woodshed.stages import mtp
-from woodshed.stages.examples import Example, save_examples
+from woodshed.stages.examples import Example, batches, save_examples
 
 
 class Killed(BaseException):
@@ -33,3 +38,23 @@ def test_the_figures_of_the_last_step_survive_a_kill(tmp_path: Path, monkeypatch
             mtp.distill_head(recipe, run)
     mtp.distill_head(recipe, run)
     assert run.read_result_of("mtp")["loss"] > 0
+
+
+def test_a_tokens_weight_is_that_of_its_prediction() -> None:
+    """Against the loss of each row alone: only token 7 is weighed, which position 6 predicts."""
+    policy, head = Decoder(CONFIG, seed=1).requires_grad_(False), MtpHead(CONFIG, seed=2)
+    rng, loss = np.random.default_rng(0), 0.0
+    weights = (np.arange(12) == 7).astype(np.float32)
+    examples = [Example(rng.integers(0, 61, n).astype(np.int32), weights[:n]) for n in (12, 9)]
+    (batch,) = batches(examples, 100, seed=0)
+    for example in examples:
+        tokens = torch.from_numpy(example.tokens).long()[None]
+        positions = torch.arange(tokens.shape[1])[None]
+        hidden = policy.forward(tokens, positions, causal_attend())
+        before = torch.nn.functional.pad(hidden, (0, 0, 1, -1))
+        guess = head(policy, before, tokens, positions, causal_attend())
+        p, q = (policy.logits(x[0, 6]).log_softmax(-1) for x in (hidden, guess))
+        loss += float((p.exp() * (p - q)).sum().detach()) / 2
+    for microbatch_tokens in (1, 100):
+        found, _ = mtp.distill_batch(policy, head, batch, MtpSettings(depth=1), microbatch_tokens)
+        assert found == pytest.approx(loss, rel=1e-5)

@@ -29,7 +29,7 @@ from woodshed.train.worker_config import WorkerConfig
 from woodshed.weights.follow import Follower
 from woodshed.weights.settings import WeightSettings
 
-from .conftest import CONFIG
+from .conftest import CONFIG, MOE
 
 
 def asked(batch: TrainBatch) -> TrainBatch:
@@ -50,6 +50,13 @@ def test_the_reference_agrees_with_a_forward_pass_of_every_sequence(decoder, mak
         logp = decoder.logits(hidden)[0].log_softmax(-1)[:-1].gather(1, tokens[0, 1:, None])[:, 0].detach().numpy()
         here = used[start:end][1:]
         np.testing.assert_allclose(filled.ref_logprobs[start + 1 : end][here], logp[here], atol=1e-5)
+
+
+def test_the_reference_replays_no_experts(make_batch) -> None:
+    batch, reference = asked(make_batch(parts=("ref_kl",))), Reference(Decoder(MOE, seed=1), TrainSettings())
+    routes = np.random.default_rng(0).permuted(np.tile(np.arange(4), (len(batch.tokens), 2, 1)), axis=-1)[..., :2]
+    plain, replayed = (reference.fill(b).ref_logprobs for b in (batch, replace(batch, routes=routes.astype(np.int16))))
+    np.testing.assert_array_equal(plain, replayed)
 
 
 def test_under_a_grammar_the_reference_chooses_among_the_allowed_tokens(decoder, make_batch) -> None:

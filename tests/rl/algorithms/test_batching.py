@@ -59,6 +59,7 @@ def test_infra_errors_are_masked_and_leave_the_baseline() -> None:
     assert stats.infra_errors == 1 and stats.trained == 2 and stats.zero_advantage == 1
     assert batch.weights["rl"][1] == 0.5
     assert batch.denominators["rl"] == 40
+    assert stats.reward_mean == stats.reward_terms["outcome"] == 0.5 and stats.reward_best_mean == 1.0
 
 
 def test_quarantined_rollouts_leave_the_batch_and_the_baseline() -> None:
