@@ -48,6 +48,11 @@ def test_a_builtin_recipe_is_found_by_its_name_and_starts_a_users_own(tmp_path: 
             [],
             r"x\.toml:4: rl\.group_sise: unknown field; did you mean 'group_size'",
         ),
+        (
+            'name = "x"\n[rl.rewards]\neffort = { weigth = 0.2 }\n',
+            [],
+            r"x\.toml:3: rl\.rewards\.effort\.weigth: unknown field; did you mean 'weight'",
+        ),
         ('name = "x"\n[rl]\nsteps = "many"\n', [], r"x\.toml:3: rl\.steps: .*integer.*'many'"),
         ('name = "x"\n[rl]\nmode = "sync"\n', [], r"x\.toml:2: rl: mode 'sync' needs max_staleness = 0"),
         ('name = "x"\n', ["rl.group_size=0"], r"--set rl\.group_size=0: rl\.group_size: .*greater than or equal to 1"),

@@ -6,7 +6,7 @@ import difflib
 import re
 import tomllib
 from collections.abc import Sequence
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -49,13 +49,16 @@ def validated(model: type[M], table: dict[str, Any], overrides: Sequence[str]) -
 
 def fields_at(model: type[BaseModel], keys: Sequence[str]) -> list[str]:
     """Return the names of the fields of the table at ``keys``."""
-    for key in keys:
+    remaining = iter(keys)
+    for key in remaining:
         field = model.model_fields.get(key)
         candidates = [field.annotation, *get_args(field.annotation)] if field else []
         inner = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
         if inner is None:
             return []
         model = inner
+        if field is not None and get_origin(field.annotation) is dict:
+            next(remaining, None)  # the key of the dictionary, which names no field
     return list(model.model_fields)
 
 
