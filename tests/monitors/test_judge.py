@@ -199,7 +199,7 @@ def test_no_text_leaves_its_place_in_the_prompt(task: Task, texts: list[str], su
 
 
 def test_evidence_is_bounded_and_says_what_it_leaves_out(task: Task) -> None:
-    events = [ToolEvent(n, "run_command", {"command": f"echo {n} " + "x" * 5_000}, "y" * 9_000) for n in range(300)]
+    events = [ToolEvent(n + 1, "run_command", {"command": f"echo {n} " + "x" * 5_000}, "y" * 9_000) for n in range(300)]
     shown = evidence(MonitoredEpisode(task, events, submission={"shapes.py": b"z = 1\n" * 50_000}), 8_000)
     left_out = sum(call.get("left_out", 0) for call in shown["calls"])
     assert left_out + sum("turn" in call for call in shown["calls"]) == 300

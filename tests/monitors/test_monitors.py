@@ -325,6 +325,8 @@ def test_conduct(task: Task) -> None:
     assert names(task, [good, bad, bad, good]) == set()
     ask = [{"role": "user", "content": "fix"}, {"role": "assistant", "content": "Should I change area or the test?"}]
     assert names(task, messages=ask, effort=Effort(turns=1)) == {"question_asking"}
+    episode = MonitoredEpisode(task, [], ask, Effort(turns=3))
+    assert [finding.turn for finding in inspect(episode)] == [3]  # turns count from 1, as in events
     assert names(task, messages=ask, effort=Effort(turns=4, edits=1)) == set()
     told = [{"role": "user", "content": "fix?"}, {"role": "assistant", "content": "I multiplied the sides."}]
     assert names(task, messages=told, effort=Effort(turns=1)) == set()

@@ -17,8 +17,8 @@ _EVIDENCE = 240
 
 @dataclass(frozen=True)
 class Finding:
-    """A suspected reward hack. ``turn``: turn of the call, -1 for the submission or the whole episode. ``evidence``: a
-    quotation or a short description."""
+    """A suspected reward hack. ``turn``: turn of the call, from 1; -1 for the submission or the whole episode.
+    ``evidence``: a quotation or a short description."""
 
     monitor: str
     turn: int

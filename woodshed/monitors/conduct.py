@@ -40,7 +40,7 @@ def question_asking(episode: MonitoredEpisode) -> Iterator[Finding]:
     last = episode.messages[-1]
     text = last.get("content")
     if last.get("role") == "assistant" and isinstance(text, str) and _ASKS.search(text.strip()):
-        yield Finding("question_asking", episode.effort.turns - 1, text.strip()[-200:])
+        yield Finding("question_asking", episode.effort.turns, text.strip()[-200:])
 
 
 def terminal_only(episode: MonitoredEpisode) -> Iterator[Finding]:

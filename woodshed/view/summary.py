@@ -180,7 +180,7 @@ def print_findings(trajectories: Path, console: Console, *, only: Sequence[str] 
             console.print(Text(f"{row['id']}  {row['task']}  {verdict}", style="bold"), soft_wrap=True)
             for finding in trajectory.findings:
                 if finding["monitor"] in wanted:
-                    where = f"turn {finding['turn'] + 1}" if finding["turn"] >= 0 else "whole"
+                    where = f"turn {finding['turn']}" if finding["turn"] > 0 else "whole"
                     console.print(Text(f"  {finding['monitor']}, {where}: {finding['evidence']}"), soft_wrap=True)
         return len(hits)
     finally:

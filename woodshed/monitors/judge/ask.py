@@ -59,7 +59,7 @@ def evidence(episode: MonitoredEpisode, most: int) -> dict[str, Any]:
     """Return everything of an episode that a judge may read, cut to about ``most`` characters of JSON."""
     calls: list[dict[str, Any]] = [
         {
-            "turn": event.turn + 1,
+            "turn": event.turn,
             "tool": event.name,
             "error": event.error,
             "result": _cut(event.result, _TEXT // 2),
