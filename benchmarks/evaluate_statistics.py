@@ -7,7 +7,8 @@ q_i = p_i + d +- tau, so every moment has a closed form. Over 2,000 comparisons 
 whose 95 % interval contains d, and ``shown`` the share whose interval excludes 0, to compare with the power that
 ``evaluate/power.py`` predicts. ``false_alarm_max``: the largest share that excludes 0 although d is 0. The standard
 error of a share is at most 0.011, of a coverage 0.005. ``planned`` checks ``woodshed evaluate plan``: with the number
-of tasks that it gives, the wanted power is reached.
+of tasks that it gives, the wanted power is reached. ``coverage_2_tasks`` and so on: how far an interval can be trusted
+that has too few tasks.
 """
 
 from __future__ import annotations
@@ -87,6 +88,7 @@ def main() -> None:
         design = Design(tasks_needed(0.1, spread, samples, wanted=0.8), samples, 0.1, 0.15)
         planned.append(simulate(design, seed=1000 + samples))
         print(planned[-1], flush=True)
+    few = [simulate(Design(tasks, 4, 0.1, 0.15), seed=2000 + tasks) for tasks in (2, 4, 8)]
     every = [*rows, *planned]
     figures: dict[str, float | None] = {
         "comparisons": COMPARISONS,
@@ -95,8 +97,9 @@ def main() -> None:
         "power_error_max": max(abs(row["shown"] - row["predicted"]) for row in every),
         "false_alarm_max": max(row["shown"] for row in rows if row["difference"] == 0),
         "planned_power_min": min(row["shown"] for row in planned),
+        **{f"coverage_{row['tasks']}_tasks": row["coverage"] for row in few},
     }
-    write_result("statistics", figures, {"designs": rows, "planned": planned})
+    write_result("statistics", figures, {"designs": rows, "planned": planned, "few": few})
 
 
 if __name__ == "__main__":
