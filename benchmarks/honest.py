@@ -5,7 +5,8 @@
 Every function of 20 popular packages (pip downloads their wheels) is in turn the missing part of a task: the start file
 lacks its body, the submission is the package's own file, and there is no reference solution that would excuse
 suspicious code. The styles of tests/tasks/packages/test_screen.py are also graded in boxes, each added to the fix of
-the toy repository.
+the toy repository. The same for the functions of 20 npm packages (``npm pack`` downloads them), without their commands:
+``node_refused`` are functions that do what the screen is there for, such as to read the arguments of the process.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import asyncio
 import subprocess
 import sys
+import tarfile
 import tempfile
 import zipfile
 from collections.abc import Iterator
@@ -22,10 +24,12 @@ from time import perf_counter
 
 from result import write_result
 
+from woodshed.grading.node.screen import screen as node_screen
 from woodshed.grading.pytest_screen import screen
 from woodshed.grading.verify import grade
 from woodshed.sandbox import open_backend
 from woodshed.sandbox.layers import LayerStore
+from woodshed.tasks.languages.node import functions as node
 from woodshed.tasks.languages.python import delete_body, function_spans
 
 ROOT = Path(__file__).parent.parent
@@ -38,6 +42,13 @@ PACKAGES = """
 arrow attrs click docutils jinja2 marshmallow more-itertools networkx packaging parso pygments pyparsing python-dateutil
 requests rich sortedcontainers tabulate toolz tqdm werkzeug
 """
+
+NODE_PACKAGES = """
+async body-parser commander cookie debug express ini js-yaml marked micromatch minimist ms mustache path-to-regexp
+picomatch qs semver uuid validator yargs-parser
+"""
+_NOT_WRITTEN = {"bin", "dist", "build", "test", "tests", "node_modules", "umd", "es"}
+"""Folders of a package with commands, tests and generated copies."""
 
 
 def files_of(wheel: Path) -> Iterator[tuple[str, str]]:
@@ -64,6 +75,27 @@ def judged(name: str, text: str) -> tuple[int, list[str]]:
     return len(spans), found
 
 
+def judged_node(archive: Path) -> tuple[int, dict[str, str]]:
+    """Return (number of functions tried, entries of the screen) of one npm package."""
+    tried, refused = 0, {}
+    with tarfile.open(archive) as package:
+        for member in package.getmembers():
+            path = Path(member.name)
+            file = package.extractfile(member) if path.suffix in (".js", ".cjs", ".mjs") else None
+            if file is None or _NOT_WRITTEN.intersection(path.parts) or ".min." in path.name:
+                continue
+            data, name = file.read(), path.name
+            functions = node.functions_of(data)
+            tried += len(functions)
+            if not node_screen({name: data}, {name: b""}):
+                continue  # no part of the file is suspicious
+            for function in functions:
+                start = node.delete_body(data, function)
+                for entry in node_screen({name: data}, {name: start}):
+                    refused[f"{archive.stem}/{path}: {function.name}: {entry}"] = "screen"
+    return tried, refused
+
+
 async def graded(root: Path) -> dict[str, str]:
     """Grade the styles; return the reason by style for those that are not rewarded."""
     layers, backend = LayerStore(root / "layers"), open_backend()
@@ -84,6 +116,7 @@ async def graded(root: Path) -> dict[str, str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--packages", nargs="*", default=PACKAGES.split())
+    parser.add_argument("--node-packages", nargs="*", default=NODE_PACKAGES.split())
     parser.add_argument("--out", type=Path, default=None, help="default: benchmarks/results/honest.json")
     options = parser.parse_args()
     start = perf_counter()
@@ -103,14 +136,31 @@ def main() -> None:
                 refused |= {f"{path}: {entry}": "screen" for entry in found}
             print(f"{name}: {tried[name]} functions", flush=True)
         refused |= asyncio.run(graded(root))
+        node_tried: dict[str, int] = {}
+        node_refused: dict[str, str] = {}
+        subprocess.run(
+            ["npm", "pack", "--silent", *options.node_packages], check=True, cwd=root, stdout=subprocess.DEVNULL
+        )
+        for archive in sorted(root.glob("*.tgz")):
+            node_tried[archive.stem], found_node = judged_node(archive)
+            node_refused |= found_node
+            print(f"{archive.stem}: {node_tried[archive.stem]} functions, {len(found_node)} refused", flush=True)
     figures = {
         "honest_tried": sum(tried.values()) + len(STYLES),
         "honest_refused": len(refused),
         "packages": len(tried),
         "styles_graded": len(STYLES),
+        "node_tried": sum(node_tried.values()),
+        "node_refused": len(node_refused),
+        "node_packages": len(node_tried),
         "seconds": round(perf_counter() - start, 1),
     }
-    write_result("honest", dict(figures), {"functions": tried, "refused": refused}, options.out)
+    write_result(
+        "honest",
+        dict(figures),
+        {"functions": tried, "refused": refused, "node": node_tried, "node_refused": node_refused},
+        options.out,
+    )
 
 
 if __name__ == "__main__":

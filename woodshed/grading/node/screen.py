@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from .syntax import SUFFIXES, parse, string_value, text, walk, words
+from .syntax import SUFFIXES, parse, root_name, string_value, text, with_own_names, words
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -22,21 +22,33 @@ _MODULES = words(
     "trace_events wasi net http https dgram os timers"
 )
 _PROPERTIES = words(
-    "exit reallyExit abort kill binding _linkedBinding dlopen mainModule getBuiltinModule _load _cache _extensions "
+    "exit reallyExit kill binding _linkedBinding dlopen mainModule getBuiltinModule _load _cache _extensions "
     "_resolveFilename createRequire setPrototypeOf __proto__ __defineGetter__ __defineSetter__ __lookupGetter__ "
-    "runInThisContext prepareStackTrace captureStackTrace getOwnPropertyDescriptors stdout stderr emitWarning "
-    "exitCode argv execArgv caller callee toPrimitive species hasInstance"
+    "runInThisContext prepareStackTrace getOwnPropertyDescriptors stdout stderr exitCode argv execArgv caller callee "
+    "toPrimitive species hasInstance"
 )
-_NAMES = words(
-    "eval Function Proxy globalThis global process WebAssembly SharedArrayBuffer woodshed_seen woodshed_reporter "
-    "describe beforeEach afterEach with"
+_PROCESS = words("arch cwd emitWarning env hrtime memoryUsage nextTick pid platform uptime version versions")
+"""What any library may use of ``process``, unless it assigns to it."""
+_OF_PROCESS = words("exit kill binding stdout stderr exitCode argv execArgv _cache")
+"""Names that are suspicious only as parts of ``process`` and ``require``, which no object of one's own is."""
+_SHADOWED = words(
+    "Function Proxy globalThis global process WebAssembly SharedArrayBuffer woodshed_seen woodshed_reporter describe "
+    "beforeEach afterEach"
 )
+_NAMES = _SHADOWED | {"eval", "with"}
 _DEFINED = words("valueOf toJSON toString then constructor")
+_OF_CLASSES = words("valueOf toJSON toString constructor")
+"""Methods that any class may have. Nothing is compared by them that the class would learn of."""
 _INTRINSICS = words(
     "Object Function Array String Number Boolean Symbol BigInt Error TypeError RegExp Date Map Set Promise Reflect "
     "JSON Math Buffer console"
 )
 _STRINGS = ("/proc/", "node_modules", "mocha", "node:", "constructor", "prototype", "__proto__")
+_COMPARISONS = words("=== !== == !=")
+_LOOKUPS = words("includes indexOf")
+_ASSIGNMENTS = words("assignment_expression augmented_assignment_expression")
+_LONGEST = 80
+"""Bytes of an expression whose text is read; hostile code nests expressions without end."""
 
 
 def screen(submission: Mapping[str, bytes], *known: Mapping[str, bytes]) -> list[str]:
@@ -63,7 +75,7 @@ def _constructs(data: bytes) -> set[str]:
 
 
 def _suspicious(root: Node) -> Iterator[str]:
-    for node in walk(root):
+    for node, own in with_own_names(root, _SHADOWED):
         kind = node.type
         if kind == "call_expression":
             yield from _loaded(node)
@@ -72,16 +84,20 @@ def _suspicious(root: Node) -> Iterator[str]:
         elif kind in ("property_identifier", "private_property_identifier"):
             name = text(node)
             if name in _PROPERTIES:
-                yield f".{name}"
-            elif name in _DEFINED and _is_defined(node):
+                if not (name in _OF_PROCESS and _is_own(node)) and not _is_no_prototype(node):
+                    yield f".{name}"
+            elif name in _DEFINED and _is_defined(node) and not (name in _OF_CLASSES and _is_of_class(node)):
                 yield f"defines {name}"
-        elif kind == "identifier" and text(node) in _NAMES:
-            yield text(node)
+        elif kind in ("identifier", "shorthand_property_identifier"):
+            name = text(node)
+            if name in _NAMES and name not in own and not (name == "process" and _is_common(node)):
+                yield name
         elif kind == "with_statement":
             yield "with"
         elif kind == "string":
-            yield from _string(text(node))
-        elif kind in ("assignment_expression", "augmented_assignment_expression"):
+            if not _is_compared(node):
+                yield from _string(text(node))
+        elif kind in _ASSIGNMENTS:
             yield from _assigned(node.child_by_field_name("left"))
 
 
@@ -90,13 +106,13 @@ def _loaded(call: Node) -> Iterator[str]:
     if function is None or arguments is None:
         return
     first = arguments.named_children[0] if arguments.named_children else None
-    if text(function) in ("require", "import"):
+    if function.type == "import" or (function.type == "identifier" and text(function) == "require"):
         name = string_value(first)
         yield from [f"{text(function)} of a computed name"] if name is None else _module(name)
-    elif text(function).startswith("Object.def") and text(first).partition(".")[0] in _INTRINSICS:
-        yield f"defines properties of {text(first)}"
-    elif text(function) == "Object.assign" and text(first).partition(".")[0] in _INTRINSICS:
-        yield f"assigns to {text(first)}"
+    elif function.type == "member_expression" and root_name(function) == "Object":
+        called = text(function.child_by_field_name("property"))
+        if (called.startswith("def") or called == "assign") and (owner := root_name(first)) in _INTRINSICS:
+            yield f"{'assigns to' if called == 'assign' else 'defines properties of'} {owner}"
 
 
 def _module(name: str | None) -> Iterator[str]:
@@ -111,6 +127,51 @@ def _string(literal: str) -> Iterator[str]:
             yield f"string {literal}"
 
 
+def _is_compared(string: Node) -> bool:
+    """Return whether a text is only compared with, as in a check against prototype pollution: it reaches nothing."""
+    parent = string.parent
+    if parent is None:
+        return False
+    if parent.type == "binary_expression":
+        return text(parent.child_by_field_name("operator")) in _COMPARISONS
+    if parent.type == "switch_case":
+        return parent.child_by_field_name("value") == string
+    member = parent.parent
+    if parent.type != "array" or member is None or member.type != "member_expression":
+        return False
+    is_called = member.parent is not None and member.parent.child_by_field_name("function") == member
+    return is_called and text(member.child_by_field_name("property")) in _LOOKUPS
+
+
+def _is_common(process: Node) -> bool:
+    """Return whether of ``process`` only its existence or a property is read that any library may use."""
+    member = process.parent
+    if member is not None and member.type == "unary_expression":
+        return text(member.child_by_field_name("operator")) == "typeof"
+    if member is None or member.type != "member_expression" or member.child_by_field_name("object") != process:
+        return False
+    if text(member.child_by_field_name("property")) not in _PROCESS:
+        return False
+    while (above := member.parent) is not None and above.child_by_field_name("object") == member:
+        member = above  # process.env.NAME
+    return above is None or above.type not in _ASSIGNMENTS or above.child_by_field_name("left") != member
+
+
+def _is_own(name: Node) -> bool:
+    """Return whether a property is one of ``this``, or of a class or an object that is written here."""
+    parent = name.parent
+    if parent is not None and parent.type == "member_expression":
+        owner = parent.child_by_field_name("object")
+        return owner is not None and owner.type == "this"
+    return _is_defined(name)
+
+
+def _is_no_prototype(name: Node) -> bool:
+    """Return whether this is ``__proto__: null`` in an object."""
+    value = name.parent.child_by_field_name("value") if name.parent is not None and name.parent.type == "pair" else None
+    return text(name) == "__proto__" and value is not None and value.type == "null"
+
+
 def _is_defined(name: Node) -> bool:
     """Return whether a property is defined or assigned here, in any form."""
     parent = name.parent
@@ -122,9 +183,28 @@ def _is_defined(name: Node) -> bool:
     return parent.type in ("pair", "method_definition", "field_definition") and parent.children[0] == name
 
 
+def _is_of_class(name: Node) -> bool:
+    """Return whether a property that is defined here is a method of a class or of a prototype of one's own."""
+    parent = name.parent
+    if parent is None:
+        return False
+    if parent.type == "method_definition":
+        return parent.parent is not None and parent.parent.type == "class_body"
+    owner = parent.child_by_field_name("object") if parent.type == "member_expression" else None
+    if owner is None or owner.type != "member_expression":
+        return False
+    type_ = owner.child_by_field_name("object")
+    is_prototype = text(owner.child_by_field_name("property")) == "prototype"
+    return is_prototype and type_ is not None and type_.type == "identifier" and text(type_) not in _INTRINSICS
+
+
 def _assigned(target: Node | None) -> Iterator[str]:
     if target is None or target.type not in ("member_expression", "subscript_expression"):
         return
-    owner = text(target.child_by_field_name("object"))
-    if owner.partition(".")[0] in _INTRINSICS or owner in ("require", "require.cache", "module.constructor"):
-        yield f"changes {owner}"
+    owner = target.child_by_field_name("object")
+    if owner is None:
+        return
+    root = root_name(owner)
+    whole = text(owner) if owner.end_byte - owner.start_byte < _LONGEST else ""
+    if root in _INTRINSICS or whole in ("require", "require.cache", "module.constructor"):
+        yield f"changes {whole or root}"

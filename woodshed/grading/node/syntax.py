@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -45,6 +45,71 @@ def walk(node: Node) -> Iterator[Node]:
         found = stack.pop()
         yield found
         stack += reversed(found.children)
+
+
+_SCOPES = words("program statement_block class_static_block switch_case switch_default")
+_FUNCTIONS = words(
+    "function_declaration function_expression arrow_function method_definition generator_function "
+    "generator_function_declaration"
+)
+
+
+def with_own_names(root: Node, names: frozenset[str]) -> Iterator[tuple[Node, frozenset[str]]]:
+    """Yield every node as ``walk`` does, with those of ``names`` that the file itself declares there: parameters, and
+    declarations directly in a block around it. What ``var`` declares counts in its own block only."""
+    stack: list[tuple[Node, frozenset[str]]] = [(root, frozenset())]
+    while stack:
+        node, own = stack.pop()
+        outer = own
+        if node.type in _SCOPES:
+            own |= names.intersection(_declared(node.named_children))
+        elif node.type in _FUNCTIONS:
+            bound = [node.child_by_field_name("parameters"), node.child_by_field_name("parameter")]
+            if node.type in ("function_expression", "generator_function"):
+                bound.append(node.child_by_field_name("name"))
+            own |= names.intersection(_bound(bound))
+        elif node.type == "catch_clause":
+            own |= names.intersection(_bound([node.child_by_field_name("parameter")]))
+        yield node, own
+        # A method's computed name and decorators are read outside of it.
+        outside = {"decorator", "computed_property_name"} if node.type == "method_definition" else ()
+        stack += [(child, outer if child.type in outside else own) for child in reversed(node.children)]
+
+
+def _declared(statements: Iterable[Node]) -> Iterator[str]:
+    for statement in statements:
+        found: Node | None = statement
+        if statement.type == "export_statement":
+            found = statement.child_by_field_name("declaration")
+        if found is None:
+            continue
+        if found.type in ("lexical_declaration", "variable_declaration"):
+            yield from _bound([child.child_by_field_name("name") for child in found.named_children])
+        elif found.type.endswith("_declaration"):  # of a function or a class
+            yield from _bound([found.child_by_field_name("name")])
+
+
+def _bound(patterns: Iterable[Node | None]) -> Iterator[str]:
+    """Yield the names that patterns bind."""
+    stack = [pattern for pattern in patterns if pattern is not None]
+    while stack:
+        node = stack.pop()
+        if node.type in ("identifier", "shorthand_property_identifier_pattern"):
+            yield text(node)
+        elif node.type in ("assignment_pattern", "object_assignment_pattern"):
+            stack += filter(None, [node.child_by_field_name("left")])
+        elif node.type == "pair_pattern":
+            stack += filter(None, [node.child_by_field_name("value")])
+        elif node.type in ("formal_parameters", "object_pattern", "array_pattern", "rest_pattern"):
+            stack += node.named_children
+
+
+def root_name(node: Node | None) -> str:
+    """Return the name ``a`` of ``a``, ``a.b`` and ``a.b[0].c``; empty for what begins with anything but a name."""
+    while node is not None and node.type in ("member_expression", "subscript_expression", "parenthesized_expression"):
+        inner = node.child_by_field_name("object")
+        node = inner if inner is not None else next(iter(node.named_children), None)
+    return text(node) if node is not None and node.type == "identifier" else ""
 
 
 def text(node: Node | None) -> str:
