@@ -43,6 +43,14 @@ def test_results_of_both_runners_are_read() -> None:
         ("ok 1 - x\n1..1\n# tests 1\n# pass 1\n# fail 0\n# cancelled 0", "not ok 2 - y\n# tests 2\n# pass 1\n# fail 1"),
         ("ok 1 should be equal\n\n1..1\n# tests 1\n# pass  1\n\n# ok", "1..2\n# tests 2\n# pass  1\n# fail  1"),
         ("# pass 1\n# fail 0\n\n  3 passing (3ms)", "# pass 1\n# fail 0\n\n  3 passing (3ms)\n  1 failing"),
+        (
+            "Test Suites: 1 passed, 1 total\nTests:       1 skipped, 2 passed, 3 total",
+            "Test Suites: 1 passed, 1 total\nTests:       1 failed, 2 passed, 3 total",
+        ),
+        (
+            " Test Files  1 passed (1)\n      Tests  2 passed | 1 skipped (3)",
+            " Test Files  1 failed (1)\n      Tests  1 failed | 2 passed (3)",
+        ),
         ("PASS 18", "2 passed in 0.01s\nerror: timeout: stopped after 60 s"),
     ],
 )

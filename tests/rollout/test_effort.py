@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from woodshed.gateway.key_limits import TurnUsage
 from woodshed.gateway.segments_wire import Finished
 from woodshed.harness.settings import LimitSettings
+from woodshed.record.store import trajectory_to_bytes
 from woodshed.record.task import Task, TaskInfo
 from woodshed.record.trajectory import Effort, Outcome, Trajectory
 from woodshed.rollout.observed import observe
@@ -102,3 +103,21 @@ def test_every_token_of_a_program_that_writes_commands_as_text_is_priced() -> No
     assert (spent.turns, spent.tool_calls, spent.tool_call_tokens) == (4, 0, 0)
     assert (spent.thinking_tokens, spent.final_message_tokens) == (80, 120)
     assert spent.thinking_tokens + spent.final_message_tokens == spent.sampled_tokens == 200
+
+
+def test_arguments_that_a_program_nests_too_deeply_to_store_are_none() -> None:
+    """The reader of JSON allows more levels than the writer of a trajectory, which is deeper in the stack."""
+    kept = []
+    for depth in (1, 100, *range(800, 1010, 5)):
+        call = {"id": "a", "function": {"name": "f", "arguments": '{"a":' * depth + "1" + "}" * depth}}
+        finished = Finished("i", [], messages=[[{"role": "assistant", "content": "", "tool_calls": [call]}]])
+        episode = observe(finished, ProgramExit(0, False, False, 1.0, ""), LimitSettings())
+        if episode.events[0].arguments is not None:
+            kept.append(depth)
+            stored = Trajectory("i", "t", "g", "rl", "h", "p", "submitted", [], [], episode.events)
+            deeper(stored, 60)
+    assert kept[:2] == [1, 100]
+
+
+def deeper(trajectory: Trajectory, frames: int) -> bytes:
+    return deeper(trajectory, frames - 1) if frames else trajectory_to_bytes(trajectory)

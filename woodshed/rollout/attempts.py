@@ -9,12 +9,15 @@ from woodshed.record.trajectory import ToolEvent
 
 from .rewards.tool_use import EDITS
 
-# Lines of the summaries of pytest, mocha, node:test and tape, unittest, in this order.
+# Lines of the summaries of pytest, mocha, jest and vitest, node:test and tape, unittest, in this order.
 _PASSED = re.compile(
-    r"^=* ?\d+ passed\b|^ *\d+ passing\b|^[#ℹ] pass +[1-9]|^Ran [1-9]\d* tests? in .*\n\nOK( \(.*\))?$", re.MULTILINE
+    r"^=* ?\d+ passed\b|^ *\d+ passing\b|^ *Tests:? +(\d+ \w+(, | \| ))*[1-9]\d* passed\b|^[#ℹ] pass +[1-9]"
+    r"|^Ran [1-9]\d* tests? in .*\n\nOK( \(.*\))?$",
+    re.MULTILINE,
 )
 _FAILED = re.compile(
-    r"^=* ?(\d+ \w+, )*\d+ (failed|errors?)\b|^ *\d+ failing\b|^[#ℹ] (fail|cancelled) +[1-9]|^FAILED \("
+    r"^=* ?(\d+ \w+, )*\d+ (failed|errors?)\b|^ *\d+ failing\b|^ *Tests:? +\d+ failed\b"
+    r"|^[#ℹ] (fail|cancelled) +[1-9]|^FAILED \("
     r"|^\[(exit code|signal) \d+\]$|^error: (timeout|out of memory)",
     re.MULTILINE,
 )
@@ -23,7 +26,7 @@ _FAILED = re.compile(
 
 def suite_passed(result: str) -> bool:
     """Return whether a ``run_tests`` result says that all tests passed, in the words of our runner, pytest, unittest,
-    mocha, tape or node:test."""
+    mocha, jest, vitest, tape or node:test."""
     return bool(result.startswith("PASS") or _PASSED.search(result)) and not _FAILED.search(result)
 
 

@@ -111,9 +111,14 @@ def _text(content: Any) -> str:
     return content if isinstance(content, str) else ""
 
 
+_ROOM = 100
+"""Levels below Python's limit of nesting that arguments leave free: a trajectory is stored deeper in the stack."""
+
+
 def _object(text: Any) -> dict[str, Any] | None:
     try:
         value = json.loads(text)
+        json.loads("[" * _ROOM + text + "]" * _ROOM)
     except (TypeError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
