@@ -33,6 +33,9 @@ def test_a_builtin_recipe_is_found_by_its_name_and_starts_a_users_own(tmp_path: 
     assert mine.read_text().startswith("#") and load_recipe(mine) == load_recipe("laptop")
     resolved = woodshed("recipe", "mine.toml", "--set", "rl.group_size=3").stdout
     assert "group_size = 3" in resolved and "max_staleness" in resolved
+    for wrong in ('rl.algorithm="nosuch:It"', 'rl.rewards={"nosuch:term"=1}'):
+        refused = woodshed("recipe", "mine.toml", "--set", wrong)
+        assert refused.returncode == 2 and refused.stdout == "" and "nosuch" in refused.stderr
     (tmp_path / "laptop").write_text('name = "a file"\n')
     assert "'a file'" in " ".join(woodshed("recipe", "laptop").stderr.split())  # a file comes before a name
     unknown = woodshed("run", "latop")

@@ -256,7 +256,7 @@ def recipe(
     set: Annotated[list[str] | None, typer.Option("--set", help="Override a field; implies --all")] = None,
     all: Annotated[bool, typer.Option("--all", help="Print every field with its value, including defaults")] = False,
 ) -> None:
-    """Check a recipe and print it.
+    """Check a recipe and print it. Files and folders that it names are checked by `woodshed run`.
 
     To start your own recipe:  woodshed recipe laptop > mine.toml
 
@@ -266,8 +266,10 @@ def recipe(
 
     try:
         resolved = load_recipe(path, set or [])
+        resolved.rl.make_algorithm()
+        resolved.rl.make_reward()
         sys.stdout.write(dump_recipe(resolved) if all or set else find_recipe(path).read_text(encoding="utf-8"))
-    except RecipeError as error:
+    except (RecipeError, ValueError) as error:
         raise _fail(error) from None
 
 
