@@ -54,7 +54,8 @@ def test_refused(code: str) -> None:
         "const g = function describe({ global: process }) { return describe(process); };",
         "try { f(); } catch (process) { g(process); }",
         "class E extends Error { constructor() { super(); Error.captureStackTrace(this, E); } }",
-        "const tokens = { __proto__: null, kill() {}, stdout: 1 }; class A { run() { this._cache = this.argv; } }",
+        "const tokens = { __proto__: null, kill() {}, get exit() { return 1; }, stdout: 1 };",
+        "class A { run() { this._cache = this.argv; } }",
         "const isNode = typeof process !== 'undefined' && typeof process.versions === 'object';",
         "const stop = () => controller.abort(); emitter.on('abort', stop);",
     ],
@@ -82,4 +83,6 @@ def test_deep_nesting_is_no_crash() -> None:
     assert screen({"a.js": b"a" + b"?.()" * 60_000}) == []
     assert screen({"a.js": b"(" * 40_000 + b"a" + b".b = 1)" * 40_000}) == []
     assert screen({"a.js": b"function f(process) { process;" * 10_000 + b"}" * 10_000}) == []
+    assert screen({"a.js": b"{" * 30_000 + b"this.exit;" * 20_000 + b"}" * 30_000}) == []
+    assert screen({"a.js": b"process.env" + b".a" * 50_000}) == ["a.js: process"]
     assert screen({"a.js": b"{" * 50_000 + b"process" + b"}" * 50_000}) == ["a.js: process"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from .syntax import SUFFIXES, parse, root_name, string_value, text, with_own_names, words
+from .syntax import SUFFIXES, Place, parse, root_name, string_value, text, with_own_names, words
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -47,8 +47,9 @@ _STRINGS = ("/proc/", "node_modules", "mocha", "node:", "constructor", "prototyp
 _COMPARISONS = words("=== !== == !=")
 _LOOKUPS = words("includes indexOf")
 _ASSIGNMENTS = words("assignment_expression augmented_assignment_expression")
-_LONGEST = 80
-"""Bytes of an expression whose text is read; hostile code nests expressions without end."""
+_NAME_FIELDS = {"pair": "key", "method_definition": "name", "field_definition": "property"}
+_LONGEST, _DEEPEST = 80, 8
+"""Bytes of an expression whose text is read, and members of members; hostile code nests them without end."""
 
 
 def screen(submission: Mapping[str, bytes], *known: Mapping[str, bytes]) -> list[str]:
@@ -75,8 +76,8 @@ def _constructs(data: bytes) -> set[str]:
 
 
 def _suspicious(root: Node) -> Iterator[str]:
-    for node, own in with_own_names(root, _SHADOWED):
-        kind = node.type
+    for place in with_own_names(root, _SHADOWED):
+        node, kind = place.node, place.node.type
         if kind == "call_expression":
             yield from _loaded(node)
         elif kind == "import_statement":
@@ -84,18 +85,18 @@ def _suspicious(root: Node) -> Iterator[str]:
         elif kind in ("property_identifier", "private_property_identifier"):
             name = text(node)
             if name in _PROPERTIES:
-                if not (name in _OF_PROCESS and _is_own(node)) and not _is_no_prototype(node):
+                if not (name in _OF_PROCESS and _is_own(place)) and not _is_no_prototype(place):
                     yield f".{name}"
-            elif name in _DEFINED and _is_defined(node) and not (name in _OF_CLASSES and _is_of_class(node)):
+            elif name in _DEFINED and _is_defined(place) and not (name in _OF_CLASSES and _is_of_class(place)):
                 yield f"defines {name}"
         elif kind in ("identifier", "shorthand_property_identifier"):
             name = text(node)
-            if name in _NAMES and name not in own and not (name == "process" and _is_common(node)):
+            if name in _NAMES and name not in place.own and not (name == "process" and _is_common(place)):
                 yield name
         elif kind == "with_statement":
             yield "with"
         elif kind == "string":
-            if not _is_compared(node):
+            if not _is_compared(place):
                 yield from _string(text(node))
         elif kind in _ASSIGNMENTS:
             yield from _assigned(node.child_by_field_name("left"))
@@ -127,37 +128,42 @@ def _string(literal: str) -> Iterator[str]:
             yield f"string {literal}"
 
 
-def _is_compared(string: Node) -> bool:
+def _is_compared(string: Place) -> bool:
     """Return whether a text is only compared with, as in a check against prototype pollution: it reaches nothing."""
-    parent = string.parent
-    if parent is None:
+    above = string.above
+    if above is None:
         return False
-    if parent.type == "binary_expression":
-        return text(parent.child_by_field_name("operator")) in _COMPARISONS
-    if parent.type == "switch_case":
-        return parent.child_by_field_name("value") == string
-    member = parent.parent
-    if parent.type != "array" or member is None or member.type != "member_expression":
+    if above.node.type == "binary_expression":
+        return text(above.node.child_by_field_name("operator")) in _COMPARISONS
+    if above.node.type == "switch_case":
+        return above.node.child_by_field_name("value") == string.node
+    member, call = above.parent, above.above.parent if above.above is not None else None
+    if above.node.type != "array" or member is None or member.type != "member_expression":
         return False
-    is_called = member.parent is not None and member.parent.child_by_field_name("function") == member
+    is_called = call is not None and call.child_by_field_name("function") == member
     return is_called and text(member.child_by_field_name("property")) in _LOOKUPS
 
 
-def _is_common(process: Node) -> bool:
+def _is_common(process: Place) -> bool:
     """Return whether of ``process`` only its existence or a property is read that any library may use."""
-    member = process.parent
-    if member is not None and member.type == "unary_expression":
-        return text(member.child_by_field_name("operator")) == "typeof"
-    if member is None or member.type != "member_expression" or member.child_by_field_name("object") != process:
+    member = process.above
+    if member is None:
         return False
-    if text(member.child_by_field_name("property")) not in _PROCESS:
+    if member.node.type == "unary_expression":
+        return text(member.node.child_by_field_name("operator")) == "typeof"
+    if member.node.type != "member_expression" or member.node.child_by_field_name("object") != process.node:
         return False
-    while (above := member.parent) is not None and above.child_by_field_name("object") == member:
+    if text(member.node.child_by_field_name("property")) not in _PROCESS:
+        return False
+    for _ in range(_DEEPEST):
+        above = member.above
+        if above is None or above.node.child_by_field_name("object") != member.node:
+            return above is None or above.node.type not in _ASSIGNMENTS or above.node.children[0] != member.node
         member = above  # process.env.NAME
-    return above is None or above.type not in _ASSIGNMENTS or above.child_by_field_name("left") != member
+    return False
 
 
-def _is_own(name: Node) -> bool:
+def _is_own(name: Place) -> bool:
     """Return whether a property is one of ``this``, or of a class or an object that is written here."""
     parent = name.parent
     if parent is not None and parent.type == "member_expression":
@@ -166,31 +172,32 @@ def _is_own(name: Node) -> bool:
     return _is_defined(name)
 
 
-def _is_no_prototype(name: Node) -> bool:
+def _is_no_prototype(name: Place) -> bool:
     """Return whether this is ``__proto__: null`` in an object."""
     value = name.parent.child_by_field_name("value") if name.parent is not None and name.parent.type == "pair" else None
-    return text(name) == "__proto__" and value is not None and value.type == "null"
+    return text(name.node) == "__proto__" and value is not None and value.type == "null"
 
 
-def _is_defined(name: Node) -> bool:
+def _is_defined(name: Place) -> bool:
     """Return whether a property is defined or assigned here, in any form."""
     parent = name.parent
     if parent is None:
         return False
     if parent.type == "member_expression":
-        above = parent.parent
+        above = name.above.parent if name.above is not None else None
         return above is not None and above.type == "assignment_expression" and above.children[0] == parent
-    return parent.type in ("pair", "method_definition", "field_definition") and parent.children[0] == name
+    field = _NAME_FIELDS.get(parent.type)
+    return field is not None and parent.child_by_field_name(field) == name.node
 
 
-def _is_of_class(name: Node) -> bool:
+def _is_of_class(name: Place) -> bool:
     """Return whether a property that is defined here is a method of a class or of a prototype of one's own."""
-    parent = name.parent
-    if parent is None:
+    above = name.above
+    if above is None:
         return False
-    if parent.type == "method_definition":
-        return parent.parent is not None and parent.parent.type == "class_body"
-    owner = parent.child_by_field_name("object") if parent.type == "member_expression" else None
+    if above.node.type == "method_definition":
+        return above.parent is not None and above.parent.type == "class_body"
+    owner = above.node.child_by_field_name("object") if above.node.type == "member_expression" else None
     if owner is None or owner.type != "member_expression":
         return False
     type_ = owner.child_by_field_name("object")

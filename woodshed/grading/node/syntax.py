@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -54,13 +55,27 @@ _FUNCTIONS = words(
 )
 
 
-def with_own_names(root: Node, names: frozenset[str]) -> Iterator[tuple[Node, frozenset[str]]]:
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A node and the place of its parent: ``node.parent`` searches from the root. ``own``: names that the file itself
+    declares for it."""
+
+    node: Node
+    own: frozenset[str]
+    above: Place | None
+
+    @property
+    def parent(self) -> Node | None:
+        return self.above.node if self.above is not None else None
+
+
+def with_own_names(root: Node, names: frozenset[str]) -> Iterator[Place]:
     """Yield every node as ``walk`` does, with those of ``names`` that the file itself declares there: parameters, and
     declarations directly in a block around it. What ``var`` declares counts in its own block only."""
-    stack: list[tuple[Node, frozenset[str]]] = [(root, frozenset())]
+    stack = [Place(root, frozenset(), None)]
     while stack:
-        node, own = stack.pop()
-        outer = own
+        place = stack.pop()
+        node, own = place.node, place.own
         if node.type in _SCOPES:
             own |= names.intersection(_declared(node.named_children))
         elif node.type in _FUNCTIONS:
@@ -70,10 +85,11 @@ def with_own_names(root: Node, names: frozenset[str]) -> Iterator[tuple[Node, fr
             own |= names.intersection(_bound(bound))
         elif node.type == "catch_clause":
             own |= names.intersection(_bound([node.child_by_field_name("parameter")]))
-        yield node, own
+        yield place
         # A method's computed name and decorators are read outside of it.
         outside = {"decorator", "computed_property_name"} if node.type == "method_definition" else ()
-        stack += [(child, outer if child.type in outside else own) for child in reversed(node.children)]
+        for child in reversed(node.children):
+            stack.append(Place(child, place.own if child.type in outside else own, place))
 
 
 def _declared(statements: Iterable[Node]) -> Iterator[str]:
