@@ -85,6 +85,10 @@ def with_own_names(root: Node, names: frozenset[str]) -> Iterator[Place]:
             own |= names.intersection(_bound(bound))
         elif node.type == "catch_clause":
             own |= names.intersection(_bound([node.child_by_field_name("parameter")]))
+        elif node.type == "for_statement":
+            own |= names.intersection(_declared(filter(None, [node.child_by_field_name("initializer")])))
+        elif node.type == "for_in_statement" and node.child_by_field_name("kind") is not None:
+            own |= names.intersection(_bound([node.child_by_field_name("left")]))
         yield place
         # A method's computed name and decorators are read outside of it.
         outside = {"decorator", "computed_property_name"} if node.type == "method_definition" else ()
