@@ -12,7 +12,16 @@ from typing import Any, Literal, Protocol
 
 from woodshed.sandbox.faults import box_error
 from woodshed.sandbox.guest.frames import FrameError, pack_files, unpack_files
-from woodshed.sandbox.protocol import BoxError, BoxGone, BoxSpec, ExecResult, Paused, SandboxError, Snapshot
+from woodshed.sandbox.protocol import (
+    BoxError,
+    BoxGone,
+    BoxSpec,
+    ExecResult,
+    Paused,
+    SandboxError,
+    Snapshot,
+    Unsupported,
+)
 
 from .channel import Channel
 from .owner import KILLED
@@ -37,6 +46,8 @@ class ChannelBox(ABC):
     """
 
     ends: Mapping[str, str] = OUT_OF_MEMORY
+    no_memory_snapshots = ""
+    """Why there are none; empty if there are."""
     _backend: Dropping
 
     def __init__(self, id: str, spec: BoxSpec, channel: Channel) -> None:
@@ -132,6 +143,8 @@ class ChannelBox(ABC):
 
     async def snapshot(self, kind: Literal["fs", "full"] = "fs") -> Snapshot:
         """Make a snapshot, see the backend's ``_seal``. If this is cancelled, it is made all the same, and dropped."""
+        if kind != "fs" and self.no_memory_snapshots:
+            raise Unsupported(self.no_memory_snapshots)
         sealing = asyncio.create_task(self._sealed(kind))
         try:
             return await asyncio.shield(sealing)

@@ -15,7 +15,7 @@ from woodshed.sandbox.guest.template import HOME, SYSTEM_PATH
 from woodshed.sandbox.host.box import OUT_OF_MEMORY, ChannelBox
 from woodshed.sandbox.host.channel import Channel
 from woodshed.sandbox.host.payload import CAPABILITIES, PLACE, boot
-from woodshed.sandbox.protocol import BoxSpec, SandboxError, Snapshot, Unsupported
+from woodshed.sandbox.protocol import BoxSpec, SandboxError, Snapshot
 
 from .engine import Engine, said
 from .images import Image
@@ -170,11 +170,10 @@ class DockerBox(ChannelBox):
         super().__init__(f"box-{secrets.token_hex(6)}", spec, channel)
         self.image, self.container = image, container
         self._backend = backend
+        self.no_memory_snapshots = f"the {backend.name} backend has no memory snapshots; use snapshot('fs') or gvisor"
 
     async def _seal(self, kind: Literal["fs", "full"]) -> Snapshot:
         """Commit the box's files as an image, without ``/dev/shm``; the box and its processes go on."""
-        if kind != "fs":
-            raise Unsupported(f"the {self._backend.name} backend has no memory snapshots; use snapshot('fs') or gvisor")
         return await self._backend.commit(self)
 
     async def _retire(self) -> None:

@@ -9,7 +9,7 @@ from woodshed.sandbox.host.box import ChannelBox
 from woodshed.sandbox.host.channel import Channel
 from woodshed.sandbox.host.egress.gate import Gate
 from woodshed.sandbox.host.egress.rules import Record
-from woodshed.sandbox.protocol import BoxSpec, Snapshot, Unsupported
+from woodshed.sandbox.protocol import BoxSpec, Snapshot
 
 if TYPE_CHECKING:
     from .backend import NamespaceBackend
@@ -32,6 +32,7 @@ class Running:
 class NamespaceBox(ChannelBox):
     """A namespace box. Snapshots end the box's processes and keep its files, but not those in ``/dev/shm``."""
 
+    no_memory_snapshots = "the namespace backend has no memory snapshots; use snapshot('fs'), or the gvisor backend"
     _backend: NamespaceBackend
 
     def __init__(
@@ -45,10 +46,6 @@ class NamespaceBox(ChannelBox):
 
     async def _seal(self, kind: Literal["fs", "full"]) -> Snapshot:
         """Seal the box's files as a layer that forks share. The box continues on top of it, but its processes end."""
-        if kind != "fs":
-            raise Unsupported(
-                "the namespace backend has no memory snapshots; use snapshot('fs'), or the gvisor backend"
-            )
         return await self._backend.seal(self)
 
     def stats(self) -> dict[str, Any]:
