@@ -14,6 +14,8 @@ import builtins
 import sys
 from typing import Any
 
+from woodshed.record.python_source import parse_python
+
 from .other_constants import SAME, Kind, chosen, other
 from .reshape import reordered
 
@@ -39,7 +41,7 @@ def alter(source: str, kind: Kind, seed: str = "") -> str | None:
     or in the head of a ``with`` stay as they are.
     """
     try:
-        tree = ast.parse(source)
+        tree = parse_python(source)
     except (SyntaxError, ValueError):
         return None
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -221,7 +223,7 @@ def _records(tree: ast.AST) -> bool:
 
 def _noted(body: list[ast.stmt], *, again: bool) -> ast.Try:
     """Wrap ``body`` to record the name of the exception that ends it; with ``again``, the exception is raised again."""
-    name = ast.parse(f"type({_ERROR}).__name__", mode="eval").body
+    name = parse_python(f"type({_ERROR}).__name__", mode="eval").body
     handler = ast.ExceptHandler(ast.Name("Exception", ast.Load()), _ERROR, [_call(name)])
     if again:
         handler.body.append(ast.Raise())

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
+from woodshed.record.python_source import parse_python
 from woodshed.record.task import Task
 
 _NOTHING = """
@@ -46,7 +47,7 @@ def placeholders(task: Task) -> dict[str, bytes]:
 def _names(data: bytes) -> frozenset[str]:
     """Return the names that a module defines at its top level, also inside ``if`` and ``try``."""
     try:
-        tree = ast.parse(data)
+        tree = parse_python(data)
     except (SyntaxError, ValueError):
         return frozenset()
     return frozenset(name for name in _defined(tree.body) if not (name.startswith("__") and name.endswith("__")))
@@ -79,7 +80,7 @@ def literals(source: str) -> dict[str, list[Any]]:
     """Map each test (``Class::test_it``) to the values written in it or outside all tests; ``""``: in the whole file.
     Parts of a written value are values too. Empty if the source is not Python."""
     try:
-        tree = ast.parse(source)
+        tree = parse_python(source)
     except (SyntaxError, ValueError):
         return {}
     tests = dict(_tests(tree, ""))
@@ -115,7 +116,7 @@ def only(source: str, tests: frozenset[str]) -> str:
     """Remove functions whose names begin with ``test``, and classes that contain such functions. Those in ``tests``
     (names of classes and functions) stay, and so do those that the file refers to by name."""
     try:
-        tree = ast.parse(source)
+        tree = parse_python(source)
     except (SyntaxError, ValueError):
         return source
     _drop(tree, tests | _named(tree))

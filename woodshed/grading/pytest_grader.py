@@ -9,7 +9,6 @@ either.
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import json
 import secrets
@@ -18,6 +17,7 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 from time import perf_counter
 
+from woodshed.record.python_source import parse_python
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Outcome
 from woodshed.sandbox.protocol import Sandbox
@@ -187,7 +187,7 @@ def _moved(
 
 def _parses(data: bytes) -> bool:
     try:
-        ast.parse(data)
+        parse_python(data)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
     return True

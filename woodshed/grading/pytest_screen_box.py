@@ -15,18 +15,18 @@ from woodshed.sandbox.protocol import Sandbox
 
 from .pytest_screen import elsewhere
 
-_MODULES = ("python_names", "pytest_screen")
+_MODULES = ("record.python_source", "grading.python_names", "grading.pytest_screen")
 _SECONDS = 60.0
 _PROGRAM = """
 import base64, json, sys, types
 request = json.load(sys.stdin)
-package = types.ModuleType("woodshed_screen")
-package.__path__ = []
-sys.modules["woodshed_screen"] = package
 for name, source in request["modules"]:
-    module = types.ModuleType("woodshed_screen." + name)
-    module.__package__ = "woodshed_screen"
-    sys.modules[module.__name__] = module
+    parent = name.rpartition(".")[0]
+    for package in ("woodshed", parent):
+        sys.modules.setdefault(package, types.ModuleType(package)).__path__ = []
+    module = types.ModuleType(name)
+    module.__package__ = parent
+    sys.modules[name] = module
     exec(compile(source, name, "exec"), module.__dict__)
 changed, *known = [{n: base64.b64decode(d) for n, d in files.items()} for files in request["files"]]
 lost = set(module.elsewhere(changed))
@@ -59,4 +59,5 @@ async def screen_in_box(
 
 @cache
 def _sources() -> list[tuple[str, str]]:
-    return [(name, Path(__file__).with_name(f"{name}.py").read_text("utf-8")) for name in _MODULES]
+    root = Path(__file__).parent.parent
+    return [(f"woodshed.{name}", (root / f"{name.replace('.', '/')}.py").read_text("utf-8")) for name in _MODULES]

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Iterator
 from itertools import islice
 
+from woodshed.record.python_source import parse_python
+
 _DEEPEST = 48
 """Maximum steps of resolving a name; hostile code nests deeper than any stack."""
 _MOST = 16
@@ -277,7 +279,7 @@ def parse(data: bytes) -> ast.Module:
     if b"\0" in data:
         raise UnreadableError("contains null bytes")
     try:
-        return ast.parse(data)
+        return parse_python(data)
     except (RecursionError, MemoryError):
         raise UnreadableError("is nested too deeply to be read") from None
     except (SyntaxError, ValueError, LookupError) as error:

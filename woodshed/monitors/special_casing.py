@@ -12,6 +12,8 @@ from bisect import bisect
 from collections import Counter
 from collections.abc import Iterator
 
+from woodshed.record.python_source import parse_python
+
 from .base import Finding, MonitoredEpisode
 
 TABLE = "a table"
@@ -143,7 +145,7 @@ def _suspects(source: str) -> tuple[Counter[tuple[str, str, str]], Counter[str]]
     answers: Counter[tuple[str, str, str]] = Counter()
     constant: Counter[str] = Counter()
     try:
-        tree = ast.parse(source)
+        tree = parse_python(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return answers, constant
     for node in ast.walk(tree):

@@ -21,6 +21,7 @@ from woodshed.harness.registry import ToolRegistry
 from woodshed.policy.tokenizer import Tokenizer, train_bpe
 from woodshed.recipe.recipe import Recipe
 from woodshed.recipe.stages import CorpusSettings
+from woodshed.record.python_source import parse_python
 from woodshed.record.run_directory import RunDirectory
 from woodshed.tasks.generators.synthetic.function import SyntheticFunction, draw_functions
 from woodshed.tasks.generators.synthetic.spec import NOUNS
@@ -172,7 +173,7 @@ def library_functions(limit: int) -> Iterator[str]:
         if skipped & set(path.relative_to(root).parts):
             continue
         try:
-            tree = ast.parse(path.read_text(encoding="utf-8"))
+            tree = parse_python(path.read_text(encoding="utf-8"))
         except (SyntaxError, UnicodeDecodeError, OSError, ValueError):
             continue
         for node in tree.body:

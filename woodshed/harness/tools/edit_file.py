@@ -5,7 +5,6 @@ Edits that break the syntax of a Python file are refused. Parsing runs no code, 
 
 from __future__ import annotations
 
-import ast
 import re
 import warnings
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from pydantic import Field
 
 from woodshed.harness.errors import ToolError
 from woodshed.harness.session import Session
+from woodshed.record.python_source import parse_python
 
 from .base import Arguments, Tool, ToolResult, clip
 from .read_file import numbered
@@ -30,7 +30,7 @@ def syntax_error(source: str) -> str | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            ast.parse(source)
+            parse_python(source)
     except SyntaxError as error:
         return f"{error.msg} (line {error.lineno})"
     except ValueError as error:

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from woodshed.grading.node.syntax import SUFFIXES as JAVASCRIPT
+from woodshed.record.python_source import parse_python
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Outcome, Trajectory
 
@@ -48,7 +49,7 @@ def _in_python(source: str) -> Counter[str]:
     lines = Counter(line for block in _comments(source) for line in code_lines(block))
     rows = re.split(r"\r\n|\r|\n", source)
     try:
-        tree = ast.parse(source)
+        tree = parse_python(source)
     except _ERRORS:
         return lines
     for node in ast.walk(tree):
@@ -113,7 +114,7 @@ def _is_code(text: str) -> bool:
     if text.endswith(":"):
         text += "\n    pass"
     try:
-        statements = ast.parse(text).body
+        statements = parse_python(text).body
     except _ERRORS:
         return False
     return any(_does_something(statement) for statement in statements)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
+from woodshed.record.python_source import parse_python
 from woodshed.tasks.packages.index import PackageError
 
 from .project import Project
@@ -32,7 +33,7 @@ def read_setup(text: str) -> Stated:
     Anything that is computed in another way is ignored.
     """
     try:
-        tree = ast.parse(text)
+        tree = parse_python(text)
     except (SyntaxError, ValueError):
         return Stated()
     known: dict[str, Any] = {}

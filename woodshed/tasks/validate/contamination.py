@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from woodshed.grading.node.syntax import SUFFIXES as JAVASCRIPT
+from woodshed.record.python_source import parse_python
 from woodshed.record.task import Task
 from woodshed.tasks.change import source_of
 from woodshed.tasks.languages.node.functions import functions_of
@@ -79,7 +80,7 @@ def _functions(data: bytes) -> Iterable[tuple[str, frozenset[Gram]]]:
     """Yield (name, 8-grams) of every Python function, as written and as unparsed."""
     source = data.decode("utf-8", "replace")
     try:
-        tree = ast.parse(source)
+        tree = parse_python(source)
     except (SyntaxError, ValueError):
         return
     for node in ast.walk(tree):

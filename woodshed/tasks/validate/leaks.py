@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import PurePosixPath
 
+from woodshed.record.python_source import parse_python
 from woodshed.record.task import Task
 
 from .leak_readers import code_objects, fingerprints, texts_of
@@ -103,7 +104,7 @@ def forbidden_name(path: str) -> bool:
 def interface_of(data: bytes) -> bytes:
     """The lines of a Python file that hold signatures and docstrings; empty if it does not parse."""
     try:
-        tree = ast.parse(data)
+        tree = parse_python(data)
     except (SyntaxError, ValueError):
         return b""
     lines = data.split(b"\n")

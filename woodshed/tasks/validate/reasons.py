@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import PurePosixPath
 
+from woodshed.record.python_source import parse_python
+
 _WRONG = re.compile(
     r"^(?:E +)?((?:ModuleNotFound|Import|Syntax|Indentation|Tab|Memory)Error\b.*|fixture '.*' not found.*"
     r"|(?:\w+\.)*TimeLimit\b.*|KeyboardInterrupt\b.*|OSError: \[Errno (?:12|23|24|28|30)\].*)$",
@@ -53,7 +55,7 @@ def _names(path: str, data: bytes) -> Iterator[str]:
     pure = PurePosixPath(path)
     yield pure.parent.name if pure.stem == "__init__" else pure.stem
     try:
-        tree = ast.parse(data)
+        tree = parse_python(data)
     except (SyntaxError, ValueError):
         return
     for node in ast.walk(tree):

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from woodshed.record.python_source import parse_python
 from woodshed.tasks.packages.index import PackageError
 from woodshed.tasks.sources.project import Project
 from woodshed.tasks.sources.repository import read_folder
@@ -85,7 +86,7 @@ def files_read(test: bytes) -> tuple[str, ...]:
 
     Raises SyntaxError or ValueError if the test is not Python.
     """
-    tree = ast.parse(test)
+    tree = parse_python(test)
     texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     named = sorted(text.removeprefix(_UP) for text in texts if text.startswith(_UP) and "\n" not in text)
     globs = [f"{name.rstrip('/')}/**" if _is_folder(name) else name for name in named if ".." not in name.split("/")]
@@ -99,7 +100,7 @@ def _is_folder(name: str) -> bool:
 def _mapping(path: Path) -> dict[str, str]:
     """Return the dictionary ``{TEST: PROBLEM}`` of a mapping script, which is parsed but not run."""
     try:
-        body = ast.parse(_text(path)).body
+        body = parse_python(_text(path)).body
         values = [ast.literal_eval(node.value) for node in body if isinstance(node, ast.Assign)]
     except (SyntaxError, ValueError) as error:
         raise PackageError(f"{path}: not a dictionary of tests and problems ({error})") from None

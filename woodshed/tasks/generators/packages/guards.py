@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import PurePosixPath
 
+from woodshed.record.python_source import parse_python
 from woodshed.tasks.packages.prepare import CoveredFunction, Suite
 
 CHANGED, MODULE, IMPORTER, ELSEWHERE = range(4)
@@ -128,7 +129,7 @@ class Imports:
 def _imported(data: bytes, own: str, is_package: bool) -> set[str]:
     """Dotted names that a module imports anywhere; a name may be a module or an attribute of one."""
     try:
-        tree = ast.parse(data)
+        tree = parse_python(data)
     except (SyntaxError, ValueError):
         return set()
     found = set()

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
+from woodshed.record.python_source import parse_python
 from woodshed.tasks.generators.changes.groups import is_private
 from woodshed.tasks.languages.python import function_spans
 from woodshed.tasks.packages.prepare import CoveredFunction
@@ -77,7 +78,7 @@ def subject(functions: Sequence[CoveredFunction]) -> str:
 def purpose(source: str, name: str) -> str:
     """The first sentence of the docstring of a function, else of its class, with a trailing space; or empty."""
     for wanted in (name, name.rpartition(".")[0]):
-        for node in _named(ast.parse(source), wanted) if wanted else ():
+        for node in _named(parse_python(source), wanted) if wanted else ():
             text = " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split())
             sentence = text.partition(". ")[0].rstrip(".:")
             if 10 <= len(sentence) <= 200:

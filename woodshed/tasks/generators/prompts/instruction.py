@@ -8,6 +8,7 @@ import re
 import textwrap
 from pathlib import PurePosixPath
 
+from woodshed.record.python_source import parse_python
 from woodshed.tasks.languages.python import FunctionSpan, function_spans
 
 _BUG = (
@@ -75,7 +76,7 @@ def signature_of(source: str, name: str) -> str:
     span = _span(source, name)
     node = next(
         n
-        for n in ast.walk(ast.parse(source))
+        for n in ast.walk(parse_python(source))
         if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef) and n.lineno == span.line
     )
     first = min([span.line, *(d.lineno for d in node.decorator_list)])

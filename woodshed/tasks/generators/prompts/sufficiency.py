@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from woodshed.record.python_source import parse_python
+
 MOST_CHARACTERS = 4000
 """Maximum length of tests that are shown in the instruction; longer ones are put into the workspace instead."""
 
@@ -60,7 +62,7 @@ def read_instruction(
         wanted = {tuple(t.partition("[")[0].split("::")[1:]) for t in failing if t.startswith(f"{file}::")}
         text, given = (f.get(file, b"").decode("utf-8", "replace") for f in (tests, start))
         try:
-            tree = ast.parse(text)
+            tree = parse_python(text)
         except (SyntaxError, ValueError):
             return Reading((), {}, False)
         whole &= wanted <= {path for path, _ in _statements(tree)}

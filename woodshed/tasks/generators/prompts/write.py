@@ -10,6 +10,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from woodshed.record.python_source import parse_python
 from woodshed.record.task import Task
 from woodshed.tasks.generators.changes.candidates import Candidate
 from woodshed.tasks.generators.changes.groups import GROUPS
@@ -86,7 +87,7 @@ def _is_public(name: str, gold: Mapping[str, bytes]) -> bool:
 def _definitions(data: bytes) -> Iterator[str]:
     """Names that module and class bodies define; none for files that do not parse (templates, Python 2)."""
     try:
-        tree = ast.parse(data)
+        tree = parse_python(data)
     except (SyntaxError, ValueError):
         return
     for node in ast.walk(tree):

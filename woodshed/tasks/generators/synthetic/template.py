@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
+from woodshed.record.python_source import parse_python
+
 Option = tuple[str, ...]
 Slots = Mapping[str, Sequence[Option]]
 
@@ -47,7 +49,7 @@ class Template:
         if re.search(r"\bk\b", body):
             args.setdefault("k", "small")
         source = f"def {name}({', '.join(args)}):\n" + "\n".join("    " + line for line in body.split("\n"))
-        tree = ast.parse(source)
+        tree = parse_python(source)
         _rename(tree, rng)
         return name, ast.unparse(tree) + "\n", tuple(args.values())
 

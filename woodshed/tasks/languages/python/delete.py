@@ -6,6 +6,8 @@ import ast
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+from woodshed.record.python_source import parse_python
+
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -25,7 +27,7 @@ class FunctionSpan:
 def function_spans(source: str) -> list[FunctionSpan]:
     """Functions and methods of a module (not those nested in functions), in order. Raises SyntaxError."""
     spans = []
-    for name, node in _functions(ast.parse(source)):
+    for name, node in _functions(parse_python(source)):
         body = _code(node)
         if body:
             count = sum(isinstance(n, ast.stmt) for statement in body for n in ast.walk(statement))
@@ -47,7 +49,7 @@ def delete_body(source: str, function: str) -> str:
     Everything outside that body keeps its formatting. Raises SyntaxError, KeyError if there is no such function,
     ValueError if it has no body besides a docstring.
     """
-    node = find_function(ast.parse(source), function)
+    node = find_function(parse_python(source), function)
     if not _code(node):
         raise ValueError(f"{function}: nothing to delete but a docstring")
     return "\n".join(_without_body(source.split("\n"), node))
@@ -59,7 +61,7 @@ def delete_bodies(source: str, functions: Collection[str]) -> str:
     Functions with only a docstring stay as they are. Raises SyntaxError.
     """
     lines = source.split("\n")
-    found = [node for name, node in _functions(ast.parse(source)) if name in functions and _code(node)]
+    found = [node for name, node in _functions(parse_python(source)) if name in functions and _code(node)]
     for node in sorted(found, key=lambda n: -n.lineno):
         lines = _without_body(lines, node)
     return "\n".join(lines)
@@ -71,7 +73,7 @@ def remove_functions(source: str, functions: Collection[str]) -> str:
     Raises SyntaxError.
     """
     lines = source.split("\n")
-    tree = ast.parse(source)
+    tree = parse_python(source)
     found = [node for name, node in _functions(tree) if name in functions]
     fields = [value for node in ast.walk(tree) for _, value in ast.iter_fields(node)]
     blocks = [value for value in fields if isinstance(value, list)]

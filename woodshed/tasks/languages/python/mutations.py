@@ -11,6 +11,8 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from woodshed.record.python_source import parse_python
+
 from .delete import find_function
 from .kinds import WEIGHTS, Change, changes
 from .splice import Text, put, splice
@@ -29,7 +31,7 @@ class Mutation:
 
 def normalise(source: str) -> str:
     """The source as ``ast.unparse`` writes it, with a final newline. Raises SyntaxError."""
-    return ast.unparse(ast.parse(source)) + "\n"
+    return ast.unparse(parse_python(source)) + "\n"
 
 
 def mutations(source: str, *, function: str | None = None, keep_format: bool = False) -> list[Mutation]:
@@ -40,7 +42,7 @@ def mutations(source: str, *, function: str | None = None, keep_format: bool = F
     SyntaxError if the source does not parse, KeyError if there is no such function.
     """
     text = source if keep_format else normalise(source)
-    tree = ast.parse(text)
+    tree = parse_python(text)
     if function is not None:
         roots: list[ast.AST] = [find_function(tree, function)]
     else:

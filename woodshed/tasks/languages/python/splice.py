@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from woodshed.record.python_source import parse_python
+
 from .kinds import Change
 
 Edit = tuple[int, int, bytes]
@@ -144,7 +146,9 @@ def _means(text: Text, change: Change, edits: list[Edit]) -> bool:
     written = _applied(text.data, *text.span(top), edits).decode()
     try:
         read = (
-            ast.parse(written).body[0] if isinstance(top, ast.stmt) else ast.parse(f"({written}\n)", mode="eval").body
+            parse_python(written).body[0]
+            if isinstance(top, ast.stmt)
+            else parse_python(f"({written}\n)", mode="eval").body
         )
     except (SyntaxError, ValueError, IndexError):
         return False
