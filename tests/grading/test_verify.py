@@ -290,7 +290,7 @@ def caller():
 def test_code_that_moves_to_a_file_with_the_name_of_a_test_is_not_left_out(
     tmp_path: Path, in_boxes: Callable[[Any], Any]
 ) -> None:
-    """Where the solution is withheld, code may move, and the changed code imports it."""
+    """A withheld task allows code to move to a new file, even one with the name of a test."""
     start, fixed = f"import sys\n{toy.SHAPES}{CALLER}", toy.SHAPES.replace("width + height", "width * height")
 
     async def run(backend: Any, layers: Any) -> None:

@@ -91,7 +91,7 @@ def agent(
 ) -> None:
     """Watch or drive a policy on a task or a folder, through the harness it was trained in.
 
-    It works in a sandbox, with the programs and Python packages of the system but no network.
+    It works in a sandbox with the programs of the system, and reaches only the hosts that the recipe of the run names.
     """
     from woodshed.run.agent import AgentError, FolderWork, drive
 

@@ -32,6 +32,8 @@ from woodshed.stages.tasks import load_split, with_key
 
 from .placed import served
 
+_PROBLEMS = (DirectoryError, RecipeError, TaskError, FolderError, EndpointLost, SandboxError, ProgramFailed)
+
 
 class AgentError(Exception):
     """The agent cannot start; the message says what to do."""
@@ -84,9 +86,7 @@ def drive(
                 folder, _ = stack.enter_context(served(recipe, run.policy(stage)))
                 endpoint, key = _open_trajectory(folder)
             asyncio.run(_episode(recipe, grading, chosen, endpoint, key, model, step, temperature, console))
-    except (
-        DirectoryError, RecipeError, TaskError, FolderError, EndpointLost, SandboxError, ProgramFailed,
-    ) as error:  # fmt: skip
+    except _PROBLEMS as error:
         raise AgentError(str(error)) from None
 
 

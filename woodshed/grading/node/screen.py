@@ -28,7 +28,7 @@ _PROPERTIES = words(
     "toPrimitive species hasInstance"
 )
 _PROCESS = words("arch cwd emitWarning env hrtime memoryUsage nextTick pid platform uptime version versions")
-"""What any library may use of ``process``, unless it assigns to it."""
+"""Properties of ``process`` that any library may read."""
 _OF_PROCESS = words("exit kill binding stdout stderr exitCode argv execArgv _cache")
 """Names that are suspicious only as parts of ``process`` and ``require``, which no object of one's own is."""
 _SHADOWED = words(
@@ -38,7 +38,7 @@ _SHADOWED = words(
 _NAMES = _SHADOWED | {"eval", "with"}
 _DEFINED = words("valueOf toJSON toString then constructor")
 _OF_CLASSES = words("valueOf toJSON toString constructor")
-"""Methods that any class may have. Nothing is compared by them that the class would learn of."""
+"""Methods that any class may have: a comparison that calls them does not tell them the other value."""
 _INTRINSICS = words(
     "Object Function Array String Number Boolean Symbol BigInt Error TypeError RegExp Date Map Set Promise Reflect "
     "JSON Math Buffer console"
