@@ -170,6 +170,8 @@ def test_agent_works_on_a_folder(smoke: SmokeRun, tmp_path: Path) -> None:
     assert ("nothing was changed" in result.stdout) == unchanged
     result = woodshed(smoke.scratch, *given)
     assert result.returncode == 2 and "--folder needs --prompt" in result.stderr
+    result = woodshed(smoke.scratch, "agent", "--run", smoke.root, "--folder", tmp_path / "none", "--prompt", "p")
+    assert result.returncode == 2 and "not a folder" in result.stderr and "Traceback" not in result.stderr
 
 
 def test_agent_says_which_policies_there_are(smoke: SmokeRun) -> None:

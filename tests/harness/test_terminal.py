@@ -133,6 +133,13 @@ def test_write_back_stays_inside(folder: Path, tmp_path_factory: pytest.TempPath
     assert read_folder(folder) == {"a.py": b"new", "sub/b": b"x"}
 
 
+def test_a_change_that_cannot_be_written_is_named(folder: Path) -> None:
+    (folder / "b").write_text("a file where the change has a folder")
+    with pytest.raises(FolderError, match=r"b/c could not be written, nor what follows it in the diff: "):
+        write_back(folder, {"a.py": b"new", "b/c": b"x", "d": b"y"})
+    assert read_folder(folder) == {"a.py": b"new", "b": b"a file where the change has a folder"}
+
+
 def test_diffs() -> None:
     before, after = {"a": b"1\n2\n", "gone": b"x", "same": b"s"}, {"a": b"1\n3\n", "bin": b"\xff", "same": b"s"}
     assert changed(before, after) == {"a": b"1\n3\n", "bin": b"\xff", "gone": None}

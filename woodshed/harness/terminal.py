@@ -90,16 +90,25 @@ def write_back(folder: Path, changes: Mapping[str, bytes | None]) -> None:
         if target.is_symlink() or target.is_dir():
             raise FolderError(f"{target}: is a link or a folder here; move it away first")
     for name, data in changes.items():
-        target = root / name
-        if data is None:
-            target.unlink(missing_ok=True)
-            continue
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.new")
+        try:
+            _write(root / name, data)
+        except OSError as error:
+            raise FolderError(f"{root / name} could not be written, nor what follows it in the diff: {error}") from None
+
+
+def _write(target: Path, data: bytes | None) -> None:
+    if data is None:
+        target.unlink(missing_ok=True)
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.new")
+    try:
         temporary.write_bytes(data)
         if target.exists():
             shutil.copymode(target, temporary)
         temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 async def agent_main(

@@ -17,7 +17,7 @@ from woodshed.grading.settings import GradingSettings
 from woodshed.grading.verify import grade, submission_from
 from woodshed.harness.endpoint import HttpEndpoint
 from woodshed.harness.errors import EndpointLost
-from woodshed.harness.terminal import FolderError, agent_main, work_on_folder
+from woodshed.harness.terminal import FolderError, agent_main, read_folder, work_on_folder
 from woodshed.recipe.load import RecipeError, recipe_of
 from woodshed.recipe.recipe import Recipe
 from woodshed.record.run_directory import DirectoryError, RunDirectory
@@ -72,6 +72,7 @@ def drive(
             )
         chosen: Task | FolderWork
         if work is not None:
+            read_folder(work.folder)  # what is wrong with it is said before a server starts
             chosen = work
         else:
             chosen = Task.load(task) if task else random.choice(load_split(run, recipe.tasks.family, "heldout"))
