@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 import threading
+from contextlib import suppress
 from typing import Literal, cast, overload
 
-_TRIES = 5
+_TRIES = 4
 _lock = threading.RLock()
 
 
@@ -20,11 +21,12 @@ def parse_python(source: str | bytes, mode: Literal["exec", "eval"] = "exec") ->
     One thread at a time: until CPython 3.11.7, calls that overlap share a counter and fail with SystemError
     (github.com/python/cpython issue 106905). Other libraries' calls may overlap too, so such a call is repeated.
     """
-    for number in range(_TRIES):
-        try:
-            with _lock:
-                return cast(ast.Module | ast.Expression, ast.parse(source, mode=mode))
-        except SystemError:
-            if number == _TRIES - 1:
-                raise
-    raise AssertionError
+    for _ in range(_TRIES):
+        with suppress(SystemError):
+            return _parsed(source, mode)
+    return _parsed(source, mode)
+
+
+def _parsed(source: str | bytes, mode: str) -> ast.Module | ast.Expression:
+    with _lock:
+        return cast(ast.Module | ast.Expression, ast.parse(source, mode=mode))
