@@ -66,6 +66,7 @@ def test_a_folder_is_written_back_only_with_consent(folder: Path) -> None:
     for text in ("raise A", "edit_file path=a.py", "All done", "-A = 1", "+A = 2", "submitted after 2 turns"):
         assert text in shown
     assert "\x1b[2J" not in shown
+    assert "turn 1 " in shown and "turn 2 " in shown and "turn 0" not in shown
     drive(folder, *steps, lines=[])
     assert (folder / "a.py").read_text() == "A = 1\n"
     drive(folder, *steps, yes=True)

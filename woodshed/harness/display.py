@@ -48,7 +48,7 @@ class Display:
         if isinstance(thinking, str) and thinking.strip():
             self.console.print(Text(short(thinking.strip()), style="dim italic"))
         content = message.get("content")
-        title = "summary" if moment.kind == "summary" else f"turn {moment.turn}"
+        title = "summary" if moment.kind == "summary" else f"turn {moment.turn + 1}"  # counted after it is shown
         if isinstance(content, str) and content.strip() and not self.streamed:
             text = Text(short(content.strip()))
             self.console.print(Panel(text, title=title, title_align="left", border_style="blue"))
