@@ -1,17 +1,17 @@
 """Measure learning in an external agent: RL in unmodified mini-swe-agent, pass rates before and after.
 
-``python benchmarks/foreign.py --base runs/bench-laptop --seeds 0 1 2``. ``--base`` has runs of the laptop recipe,
-``seed0`` and so on, of which the pretrained policies and the tasks for SFT are used. Such a policy has never seen the
-agent's only tool, a shell. It learns the shell from the text and the demonstrations of the laptop recipe, with each
-call written as the command that does the same (``sed`` for an edit). The demonstrations are run in boxes, and the
-output is shown as the agent shows it; to check this, the agent itself plays some of them again and must send the same
-tokens. The rest is an ordinary run with ``harness.program``, the policy that has read the text as ``policy.source``,
-and the demonstrations as ``learn.demonstrations.conversations``. As in the laptop recipe its final policy learns from
-them and from what RL solved.
+``python benchmarks/foreign.py --seeds 0 1 2``. Each seed begins with the laptop recipe up to pretraining; ``--base``
+may hold runs of that recipe, ``seed0`` and so on, which came that far. Such a policy has never seen the agent's only
+tool, a shell. It learns the shell from the text and the demonstrations of the laptop recipe, with each call written as
+the command that does the same (``sed`` for an edit). The demonstrations are run in boxes, and the output is shown as
+the agent shows it; to check this, the agent itself plays some of them again and must send the same tokens. The rest is
+an ordinary run with ``harness.program``, the policy that has read the text as ``policy.source``, and the demonstrations
+as ``learn.demonstrations.conversations``. As in the laptop recipe its final policy learns from them and from what RL
+solved. With ``--add``, seeds that the result has already are kept, so that they can be run one at a time.
 
 The agent is configured with a file, as its users do: short templates, because a tiny policy reads at most a thousand
 tokens, and a model class that calls the gateway with the requests library (the default one imports LiteLLM, which takes
-most of a rollout's processor time). Needs the package index. A seed takes about one and a half hours on two cores.
+most of a rollout's processor time). Needs the package index. A seed takes about two hours on two cores.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
 import re
+import subprocess
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from recipe_runs import figures_of, learned, run_recipe, stage_minutes
-from result import write_result
+from result import RESULTS, commit, write_result
 
 from woodshed.evaluate.arms import AFTER, stage_of
 from woodshed.gateway.app import build_app
@@ -49,8 +51,9 @@ from woodshed.stages.corpus import conversations, library_functions
 from woodshed.stages.demonstrator import Action, line_script
 from woodshed.stages.examples import Example
 from woodshed.stages.render import render_conversation
+from woodshed.stages.servers import cores, threads_of
 from woodshed.stages.supervised import train_on
-from woodshed.stages.tasks import load_split
+from woodshed.stages.tasks import load_split, settle_key
 from woodshed.tasks.generators.synthetic.function import draw_functions
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
@@ -117,33 +120,58 @@ Played = tuple[list[dict[str, Any]], list[float]]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--base", type=Path, default=Path("runs/bench-laptop"))
+    parser.add_argument("--base", type=Path, default=Path("runs/bench-foreign/base"))
     parser.add_argument("--work", type=Path, default=Path("runs/bench-foreign"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--demonstrations", type=int, default=1400)
-    parser.add_argument("--out", type=Path, default=None, help="instead of results/foreign.json")
+    parser.add_argument("--add", action="store_true", help="keep the other seeds of the result")
+    parser.add_argument("--out", type=Path, default=RESULTS / "foreign.json", help="the result; default: %(default)s")
     args = parser.parse_args()
-    detail: dict[str, Any] = {}
-    seeds = []
+    detail: dict[str, Any] = json.loads(args.out.read_text())["detail"] if args.add else {}
     for seed in args.seeds:
         policy, out = args.work / f"policy{seed}", args.work / f"seed{seed}"
         shown = args.work / f"shown{seed}.jsonl"
+        base = pretrained(RunDirectory((args.base / f"seed{seed}").absolute()), seed)
         if not policy.exists():
-            teach(RunDirectory((args.base / f"seed{seed}").absolute()), policy, shown, args.demonstrations)
+            teach(base, policy, shown, args.demonstrations)
         run = RunDirectory(out.absolute())
         if run.stage_result(stage_of(AFTER)) is None:
             recipe = args.work / f"seed{seed}.toml"
-            recipe.write_text(dump_recipe(recipe_of(args.base / f"seed{seed}/recipe.toml", policy, shown, args.steps)))
+            recipe.write_text(dump_recipe(recipe_of(base.recipe, policy, shown, args.steps)))
             run_recipe(recipe, out)
         result = learned(run)
-        seeds.append(result)
-        detail[f"seed {seed}"] = {"minutes_by_stage": stage_minutes(run), **result.detail()}
-        figures: dict[str, float | None] = {"steps": args.steps, **figures_of(seeds)}
+        figures: dict[str, float | None] = {"steps": args.steps, **figures_of([result])}
         figures["best4_change_min"] = figures.pop("best8_change_min")
         for unknown in ("later_attempts_before", "later_attempts_after", "later_if_fresh_after"):
             figures.pop(unknown, None)  # attempts are counted only for our own tools
-        write_result("foreign", figures, detail, args.out)
+        row = {"commit": commit(), "minutes_by_stage": stage_minutes(run), **result.detail(), "figures": figures}
+        detail = dict(sorted({**detail, f"seed {seed}": row}.items()))
+        write_result("foreign", over_seeds([each["figures"] for each in detail.values()]), detail, args.out)
+
+
+def over_seeds(rows: Sequence[Mapping[str, float]]) -> dict[str, float | None]:
+    """Return the figures of several seeds, given those of each: the mean of what is called so, the minimum of the
+    rest."""
+    found: dict[str, float | None] = {}
+    for name in rows[0]:
+        values = [row[name] for row in rows]
+        found[name] = sum(values) / len(values) if name.endswith("_mean") else min(values)
+    return {**found, "seeds": len(rows)}
+
+
+def pretrained(run: RunDirectory, seed: int) -> RunDirectory:
+    """Run the stages of the laptop recipe up to pretraining that are not finished yet."""
+    if not run.recipe.exists():
+        run.root.mkdir(parents=True, exist_ok=True)
+        run.recipe.write_text(dump_recipe(load_recipe("laptop", [f"seed={seed}"])))
+    settle_key(load_recipe(run.recipe).grading, run.root)
+    for stage in ("tasks", "corpus", "pretrain"):
+        if not run.read_result_of(stage):
+            print(f"{run.root}: {stage}", flush=True)
+            threads = os.environ | threads_of(cores() if stage == "pretrain" else 1)
+            subprocess.run([sys.executable, "-m", "woodshed.stages", stage, str(run.root)], check=True, env=threads)
+    return run
 
 
 def recipe_of(base: Path, policy: Path, shown: Path, steps: int) -> Recipe:
