@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import itertools
 import os
 from pathlib import Path
 
@@ -205,6 +207,31 @@ def test_pipes_of_a_cancelled_start_are_closed(run) -> None:
     run(body())
 
 
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_a_cancelled_start_closes_no_descriptor_twice(run) -> None:
+    """By the time of a second close its number belongs to someone else."""
+
+    async def body() -> None:
+        for step in range(12):
+            (their_in, our_out), (our_in, their_out) = os.pipe(), os.pipe()
+            opening = asyncio.create_task(Channel.open_pipes(our_in, our_out))
+            for _ in range(step % 3):
+                await asyncio.sleep(0)
+            opening.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                (await opening).close()
+            os.close(their_in)
+            os.close(their_out)
+            others = [os.pipe() for _ in range(4)]
+            del opening
+            gc.collect()
+            await asyncio.sleep(0.01)
+            for fd in itertools.chain.from_iterable(others):
+                os.close(fd)  # raises OSError if it is closed already
+
+    run(body())
+
+
 def test_boxes_of_a_cancelled_fork_are_closed(with_backend) -> None:
     async def body(backend):
         pool = Pool(backend, lambda: Load(1 << 40, 1 << 40), Bounds(), max_boxes=4)
@@ -213,7 +240,7 @@ def test_boxes_of_a_cancelled_fork_are_closed(with_backend) -> None:
         await box.close()
         backend._starting = asyncio.Semaphore(1)
         forking = asyncio.create_task(pool.fork(snapshot, 4))
-        while len(backend._boxes) < 2:
+        while len(backend._boxes) < 2 and not forking.done():
             await asyncio.sleep(0.001)
         forking.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -225,7 +252,7 @@ def test_boxes_of_a_cancelled_fork_are_closed(with_backend) -> None:
     with_backend(body)
 
 
-def test_a_box_whose_request_is_cancelled_after_its_fork_is_closed(with_backend, monkeypatch) -> None:
+def test_a_box_whose_request_is_cancelled_after_its_fork_is_closed(with_backend, monkeypatch, caplog) -> None:
     async def body(backend):
         pool = Pool(backend, lambda: Load(1 << 40, 1 << 40), Bounds(), bases=1)
         first, second = (BoxSpec(files={"a": bytes([n]) * (200 << 10)}) for n in (1, 2))
@@ -240,8 +267,9 @@ def test_a_box_whose_request_is_cancelled_after_its_fork_is_closed(with_backend,
             return await ask(operation, **fields)
 
         monkeypatch.setattr(backend._spawner, "ask", slow)
-        making = asyncio.create_task(pool.create(second))
-        await asyncio.wait_for(reached.wait(), 60)
+        making, waiting = asyncio.create_task(pool.create(second)), asyncio.create_task(reached.wait())
+        await asyncio.wait({making, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        assert not making.done(), (pool.stats(), caplog.text)
         making.cancel()
         with pytest.raises(asyncio.CancelledError):
             await making

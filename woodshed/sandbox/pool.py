@@ -7,6 +7,7 @@ that was killed: their helper process ends with it, and the next start removes w
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -16,6 +17,8 @@ from woodshed.sandbox.host.supervised import all_or_none
 
 from .faults import convert_host_errors
 from .protocol import Backend, BoxSpec, Probe, Sandbox, SandboxError, Snapshot, Unsupported
+
+_log = logging.getLogger(__name__)
 
 
 class Pool:
@@ -102,7 +105,8 @@ class Pool:
         try:
             async with self._bases.borrow(key, spec) as base:
                 made = await self.backend.fork(base)
-        except SandboxError:  # the base was lost with its helper process; any other cause is raised again by create
+        except SandboxError as error:  # the base was lost with its helper process, or create raises the cause again
+            _log.warning("a box is made without its warm base: %s", error)
             return await self.backend.create(spec)
         except asyncio.CancelledError:  # perhaps after the fork, while another base was dropped
             await asyncio.gather(*(box.close() for box in made))

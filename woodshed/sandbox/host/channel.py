@@ -53,13 +53,20 @@ class Channel(asyncio.Protocol):
         """Open a channel over two pipes, which it then owns."""
         loop = asyncio.get_running_loop()
         channel = Channel(max_body)
-        try:  # the event loop itself closes a pipe whose connection is cancelled
-            channel._reading, _ = await loop.connect_read_pipe(lambda: channel, os.fdopen(source, "rb", 0))
+        # The event loop closes a pipe, also if this is cancelled: asyncio closes the file, uvloop the descriptor. If
+        # the file closed it again later, it would close what has the same number by then.
+        owned = isinstance(loop, asyncio.BaseEventLoop)
+        try:
+            channel._reading, _ = await loop.connect_read_pipe(
+                lambda: channel, os.fdopen(source, "rb", 0, closefd=owned)
+            )
         except BaseException:
             os.close(sink)
             raise
         try:
-            channel._transport, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(sink, "wb", 0))
+            channel._transport, _ = await loop.connect_write_pipe(
+                asyncio.BaseProtocol, os.fdopen(sink, "wb", 0, closefd=owned)
+            )
         except BaseException:
             channel._reading.close()
             raise
