@@ -342,7 +342,7 @@ def effect(
             by_task.setdefault(task, []).append(ours[task] - float(np.mean([each[task] for each in theirs])))
     values = [float(np.mean(by_task[task])) for task in sorted(by_task) if not only or task in only]
     if noise is None:
-        return bootstrap(values)
+        return bootstrap(values, bounds=(-1.0, 1.0))
     runs = sum(noise.variance * (1 + 1 / sum(seed in each for each in controls)) for seed in arm) / len(arm) ** 2
     error = math.sqrt(np.var(values, ddof=1) / len(values) + runs)
     mean, reach = float(np.mean(values)), t_quantile(NormalDist().inv_cdf(0.975), noise.freedom) * error

@@ -54,7 +54,7 @@ def simulate(design: Design, *, seed: int) -> dict[str, float]:
         assert q.min() >= 0 and q.max() <= 1
         a, b = (rng.random((design.tasks, design.samples)) < rate[:, None] for rate in (p, q))
         # Like ``paired_gain``, but with fewer resamples, which is quicker.
-        gain = bootstrap(b.mean(axis=1) - a.mean(axis=1), resamples=1000, seed=number)
+        gain = bootstrap(b.mean(axis=1) - a.mean(axis=1), bounds=(-1.0, 1.0), resamples=1000, seed=number)
         covered += gain.low <= design.difference <= gain.high
         shown += gain.low > 0 or gain.high < 0
         if design.samples > 1 and number < 200:

@@ -5,7 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from woodshed.evaluate.statistics import bootstrap, paired_gain, pass_at_k
+from woodshed.evaluate.statistics import RATES, bootstrap, paired_gain, pass_at_k
 
 
 @pytest.mark.parametrize("n", [1, 4, 7])
@@ -38,3 +38,14 @@ def test_paired_gain_is_tighter_than_unpaired() -> None:
     assert gain.low == pytest.approx(0.1) and gain.high == pytest.approx(0.1)
     with pytest.raises(ValueError, match="same tasks"):
         paired_gain([0.0], [0.0, 1.0])
+
+
+@pytest.mark.parametrize("n", [1, 4, 128])
+def test_the_interval_of_tasks_that_all_agree_allows_for_others(n: int) -> None:
+    """If more tasks than the interval allows were solved, n tasks without one would be seen in less than 2.5 %."""
+    never, always = bootstrap([0.0] * n, bounds=RATES), bootstrap([1.0] * n, bounds=RATES)
+    assert (never.mean, never.low, always.mean, always.high) == (0.0, 0.0, 1.0, 1.0)
+    assert (1 - never.high) ** n == pytest.approx(0.025) and always.low == pytest.approx(1 - never.high)
+    same = paired_gain([0.5] * n, [0.5] * n, bounds=RATES)
+    assert (same.mean, same.low, same.high) == pytest.approx((0.0, -never.high, never.high))
+    assert bootstrap([3.0] * n).low == 3.0, "nothing is known of values without bounds"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from .statistics import Estimate, bootstrap, paired_gain, pass_at_k
+from .statistics import RATES, Estimate, bootstrap, paired_gain, pass_at_k
 
 TaskKey = tuple[str, str]
 """(suite, task)."""
@@ -156,7 +156,7 @@ def score(policy: PolicyEpisodes, suite: str | None = None, *, seed: int = 0) ->
         tasks=len(samples),
         episodes=len(chosen),
         infra_errors=len(chosen) - len(ended),
-        pass1=bootstrap([sum(passed) / len(passed) for passed in samples], seed=seed),
+        pass1=bootstrap([sum(passed) / len(passed) for passed in samples], bounds=RATES, seed=seed),
         pass_at={k: _mean(pass_at_k(len(p), sum(p), k) for p in samples if len(p) >= k) for k in ks},
         submitted=_mean(e.status == "submitted" for e in ended),
         tokens=_mean(e.tokens for e in ended),
@@ -193,7 +193,8 @@ def difference(
     if left:
         note = "; ".join(filter(None, (note, f"{left} tasks have samples of one of them only")))
     rates = [[sum(of[key]) / len(of[key]) for key in both] for of in (other, mine)]
-    return Difference(policy.name, baseline.name, len(both), paired_gain(*rates, seed=seed), note, axes)
+    gain = paired_gain(*rates, bounds=RATES, seed=seed)
+    return Difference(policy.name, baseline.name, len(both), gain, note, axes)
 
 
 def _axis_differences(

@@ -41,15 +41,31 @@ class Estimate:
         return format(str(self), spec)
 
 
-def bootstrap(values: Sequence[float] | NDArray[np.float64], *, resamples: int = 4000, seed: int = 0) -> Estimate:
+RATES = (0.0, 1.0)
+"""Lowest and highest possible value of a task's pass rate."""
+
+
+def bootstrap(
+    values: Sequence[float] | NDArray[np.float64],
+    *,
+    bounds: tuple[float, float] | None = None,
+    resamples: int = 4000,
+    seed: int = 0,
+) -> Estimate:
     """Return the mean of per-task ``values`` [tasks] and its 95 % interval by resampling tasks. NaN for no tasks.
 
     Its percentiles are further out than 2.5 and 97.5, which corrects for a small number of tasks (Hesterberg 2015,
     arXiv:1411.5279, section 5.3): with 16 tasks the plain interval covers 90 %, not 95 %.
+
+    Equal values have no spread to resample. With ``bounds``, the lowest and highest possible value, the interval then
+    allows for the largest share of other tasks of which none is seen among n (Clopper and Pearson 1934).
     """
     array = np.asarray(values, dtype=np.float64)
     if len(array) == 0:
         return Estimate(float("nan"), float("nan"), float("nan"))
+    if bounds is not None and np.ptp(array) < 1e-9:
+        unseen, value = 1 - 0.025 ** (1 / len(array)), float(array[0])
+        return Estimate(value, value - unseen * (value - bounds[0]), value + unseen * (bounds[1] - value))
     rng = np.random.default_rng(seed)
     means = array[rng.integers(0, len(array), (resamples, len(array)))].mean(axis=1)
     tail = _expanded_tail(len(array))
@@ -80,9 +96,13 @@ def _expanded_tail(count: int) -> float:
     return 100 * normal.cdf(-wide)
 
 
-def paired_gain(before: Sequence[float], after: Sequence[float], *, seed: int = 0) -> Estimate:
+def paired_gain(
+    before: Sequence[float], after: Sequence[float], *, bounds: tuple[float, float] | None = None, seed: int = 0
+) -> Estimate:
     """Return the mean of after - before over the same tasks, with an interval by resampling tasks (see ``bootstrap``).
-    Raises ValueError if the lengths differ."""
+    ``bounds``: the lowest and highest possible value of either. Raises ValueError if the lengths differ."""
     if len(before) != len(after):
         raise ValueError(f"paired gain needs the same tasks: {len(before)} before, {len(after)} after")
-    return bootstrap(np.asarray(after, np.float64) - np.asarray(before, np.float64), seed=seed)
+    difference = np.asarray(after, np.float64) - np.asarray(before, np.float64)
+    reach = None if bounds is None else (bounds[0] - bounds[1], bounds[1] - bounds[0])
+    return bootstrap(difference, bounds=reach, seed=seed)

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from woodshed.evaluate.run import group_name
-from woodshed.evaluate.statistics import Estimate, bootstrap, paired_gain, pass_at_k
+from woodshed.evaluate.statistics import RATES, Estimate, bootstrap, paired_gain, pass_at_k
 from woodshed.record.store import TrajectoryStore
 from woodshed.rollout.attempts import attempt_rates, rate_if_fresh
 from woodshed.rollout.failures import INFRA
@@ -58,11 +58,11 @@ class Evaluation:
 
     @property
     def pass1(self) -> Estimate:
-        return bootstrap(self.pass1_by_task)
+        return bootstrap(self.pass1_by_task, bounds=RATES)
 
     @property
     def best(self) -> Estimate:
-        return bootstrap(self.best_by_task)
+        return bootstrap(self.best_by_task, bounds=RATES)
 
     @property
     def submitted(self) -> float:
@@ -123,8 +123,8 @@ def gains(before: Evaluation, after: Evaluation) -> tuple[Estimate, Estimate]:
     a = dict(zip(after.tasks, zip(after.pass1_by_task, after.best_by_task), strict=True))
     tasks = sorted(set(a) & set(b))
     return (
-        paired_gain([b[t][0] for t in tasks], [a[t][0] for t in tasks]),
-        paired_gain([b[t][1] for t in tasks], [a[t][1] for t in tasks]),
+        paired_gain([b[t][0] for t in tasks], [a[t][0] for t in tasks], bounds=RATES),
+        paired_gain([b[t][1] for t in tasks], [a[t][1] for t in tasks], bounds=RATES),
     )
 
 
