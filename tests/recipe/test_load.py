@@ -61,6 +61,7 @@ def test_a_builtin_recipe_is_found_by_its_name_and_starts_a_users_own(tmp_path: 
         ('name = "x"\n', ["rl.group_size=0"], r"--set rl\.group_size=0: rl\.group_size: .*greater than or equal to 1"),
         ('name = "x"\n', ["rl.group_size=1"], "rl: .*mean_baseline compares at least 2 rollouts of a prompt"),
         ('name = "x"\n', ["rl.group_size"], r"write field=value"),
+        ('name = "x"\n', ["rl.rewards.mine:short=0.1"], r"put a name with a colon in quotes"),
         ('name = "x"\n[tasks]\nmain = "packages"\n', [], r"there is no \[tasks\.packages\] table"),
         ('name = "x"\n[rl\n', [], "not valid TOML"),
         (
@@ -111,6 +112,8 @@ def test_a_missing_recipe_lists_what_there_is() -> None:
 def test_overrides_reach_nested_fields() -> None:
     recipe = load_recipe(RECIPES[0].parent / "smoke.toml", ["rl.group_size=6", "name=other", "train.optimizer.lr=1e-5"])
     assert (recipe.rl.group_size, recipe.name, recipe.train.optimizer.lr) == (6, "other", 1e-5)
+    named = load_recipe(RECIPES[0].parent / "smoke.toml", ['rl.rewards."mine.terms:short".weight=0.1'])
+    assert named.rl.rewards["mine.terms:short"].weight == 0.1
 
 
 def test_loading_a_recipe_imports_no_torch() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import re
 import tomllib
 from collections.abc import Sequence
 from typing import Any, TypeVar, get_args, get_origin
@@ -64,10 +63,27 @@ def fields_at(model: type[BaseModel], keys: Sequence[str]) -> list[str]:
 
 def _parsed(override: str) -> tuple[tuple[str, ...], Any]:
     name, equals, value = override.partition("=")
-    if not equals or not re.fullmatch(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*", name.strip()):
-        raise ValueError(f"--set {override}: write field=value, for example rl.group_size=16")
+    keys = _keys(name.strip())
+    if not equals or not keys:
+        quoted = 'put a name with a colon in quotes, as in rl.rewards."my_module:my_term"=0.1'
+        raise ValueError(f"--set {override}: {quoted if ':' in name else 'write field=value, as in rl.group_size=16'}")
     try:
         parsed = tomllib.loads(f"value = {value.strip()}")["value"]
     except tomllib.TOMLDecodeError:
         parsed = value.strip()  # a bare word is a string
-    return tuple(name.strip().split(".")), parsed
+    return keys, parsed
+
+
+def _keys(name: str) -> tuple[str, ...]:
+    """Return the parts of a dotted key as TOML reads it; () if it is none."""
+    if "\n" in name:
+        return ()
+    try:
+        table: Any = tomllib.loads(f"{name} = 0")
+    except tomllib.TOMLDecodeError:
+        return ()
+    keys: list[str] = []
+    while isinstance(table, dict):
+        keys += table
+        (table,) = table.values()
+    return tuple(keys)
