@@ -7,7 +7,6 @@ are counted and have no answer. Evidence and codes are as for the judge of monit
 
 from __future__ import annotations
 
-import asyncio
 import math
 import secrets
 from collections import defaultdict
@@ -17,9 +16,8 @@ from itertools import combinations
 from typing import Any
 
 from woodshed.harness.endpoint import HttpEndpoint
-from woodshed.harness.errors import ContextFull, EndpointLost
 from woodshed.monitors.base import MonitoredEpisode
-from woodshed.monitors.judge.ask import evidence, messages, strings
+from woodshed.monitors.judge.ask import evidence, one_answer, strings
 from woodshed.monitors.judge.verdict import Malformed, read_answer
 
 ASPECTS = {
@@ -58,19 +56,16 @@ class Reading:
 async def read_aspect(endpoint: HttpEndpoint, episode: MonitoredEpisode, aspect: str) -> Reading:
     """Ask once. Failures of the endpoint and malformed answers are returned in ``Reading.failed``, not raised."""
     shown, code = evidence(episode, _EVIDENCE), secrets.token_hex(16)
-    asked = messages(shown, code, _PROMPT.format(question=ASPECTS[aspect], code=code))
-    try:
-        async with asyncio.timeout(_SECONDS):
-            reply = await endpoint.complete(asked, (), max_tokens=_TOKENS)
-        answer = reply.message.get("content")
-        found = read_answer(answer if isinstance(answer, str) else "", code, _KEYS)
+
+    def read(answer: str) -> Reading:
+        found = read_answer(answer, code, _KEYS)
         if not (found["quote"].strip() and any(found["quote"] in text for text in strings(shown))):
             raise Malformed("the quotation does not stand in the evidence")
         return Reading(aspect, found["yes"], found["quote"][:200])
-    except TimeoutError:
-        return Reading(aspect, None, failed=f"no answer within {_SECONDS:.0f} s")
-    except (EndpointLost, ContextFull, Malformed) as error:
-        return Reading(aspect, None, failed=f"{type(error).__name__}: {error}"[:300])
+
+    rules = _PROMPT.format(question=ASPECTS[aspect], code=code)
+    reading, failed = await one_answer(endpoint, shown, rules, code, read, seconds=_SECONDS, max_tokens=_TOKENS)
+    return reading or Reading(aspect, None, failed=failed)
 
 
 @dataclass(frozen=True)

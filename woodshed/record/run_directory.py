@@ -84,6 +84,11 @@ class RunDirectory:
         return self.root / "judge.jsonl"
 
     @property
+    def reader_log(self) -> Path:
+        """Log of the questions to the model of ``rl.reader`` and its answers, if the recipe has one."""
+        return self.root / "reader.jsonl"
+
+    @property
     def report(self) -> Path:
         return self.root / "report.html"
 

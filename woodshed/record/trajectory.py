@@ -103,9 +103,10 @@ class Trajectory:
     is their sum. ``ignored``: fields of the agent's requests that the gateway accepted without effect, with the number
     of requests that had them. ``changed``: final text of each file of code that the submission changes or adds.
     ``summaries``: (segment, start, end) of the tokens that the policy sampled for each summary of its context.
-    ``findings``: what monitors flagged (``monitor``, ``turn``, ``evidence``). ``replies``: one entry for each reply;
-    empty for other agents than the built-in one. ``fork``: set if the episode continues another one's beginning. Times
-    are Unix seconds.
+    ``findings``: what monitors flagged (``monitor``, ``turn``, ``evidence``). ``hints``: what the model of
+    ``rl.reader`` would have told the policy (``reply``: number of the policy's message; ``text``); ``ratings``: its
+    scores in [-1, 1] by rubric. ``replies``: one entry for each reply; empty for other agents than the built-in one.
+    ``fork``: set if the episode continues another one's beginning. Times are Unix seconds.
     """
 
     id: str
@@ -124,6 +125,8 @@ class Trajectory:
     summaries: list[tuple[int, int, int]] = field(default_factory=list)
     rewards: dict[str, float] = field(default_factory=dict)
     findings: list[dict[str, Any]] = field(default_factory=list)
+    hints: list[dict[str, Any]] = field(default_factory=list)
+    ratings: dict[str, float] = field(default_factory=dict)
     feedback: list[dict[str, Any]] = field(default_factory=list)
     labels: dict[str, str] = field(default_factory=dict)
     prefix_breaks: int = 0

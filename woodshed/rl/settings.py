@@ -10,6 +10,8 @@ from woodshed.engine.settings import Truncation
 from woodshed.grading.settings import JudgeSettings, MonitorSettings
 from woodshed.monitors import load_monitor
 from woodshed.record.settings import Settings, is_reference
+from woodshed.record.task import Task
+from woodshed.record.trajectory import Outcome, Trajectory
 from woodshed.rollout.rewards import RewardFunction, RewardTerms, check_builtin, reward_function
 
 from .algorithms import Algorithm, load_algorithm
@@ -18,6 +20,7 @@ from .forks import ForkSettings
 from .growth.choose import GrowthSettings
 from .health.settings import AlarmSettings
 from .hints.settings import HintSettings
+from .reader.settings import ReaderSettings, RubricSettings
 
 
 class CurriculumSettings(Settings):
@@ -131,6 +134,10 @@ class RLSettings(Settings):
     own."""
     judge: JudgeSettings | None = None
     """The model that ``monitors.judge`` asks; in evaluation too."""
+    rubrics: dict[str, RubricSettings] = {}
+    """Aspects of behaviour by name, each a reward term ``rubric_NAME``. The model of ``reader`` scores them."""
+    reader: ReaderSettings | None = None
+    """The model that reads training episodes, for the trigger ``reader`` of ``hints`` and for ``rubrics``."""
 
     @field_validator("monitors")
     @classmethod
@@ -149,6 +156,11 @@ class RLSettings(Settings):
                 check_builtin(name, term)
         if self.monitors.judge != "off" and self.judge is None:
             raise ValueError("monitors.judge needs a model to ask: set rl.judge.base_url and rl.judge.model")
+        asked = ["rl.hints.triggers"] * ("reader" in self.hints.triggers) + ["rl.rubrics"] * bool(self.rubrics)
+        if asked and self.reader is None:
+            raise ValueError(f'{asked[0]} needs a model that reads: set rl.reader.base_url, to "policy" for the policy')
+        if self.reader is not None and not asked:
+            raise ValueError('reader has nothing to do: add "reader" to rl.hints.triggers, or a table rl.rubrics.NAME')
         if self.adaptive.enabled and self.adaptive.least > self.concurrency:
             raise ValueError(
                 f"adaptive.least is {self.adaptive.least} and concurrency {self.concurrency}, the most rollouts in "
@@ -184,5 +196,11 @@ class RLSettings(Settings):
         return {name: term.cap for name, term in self.rewards.items() if term.cap is not None}
 
     def make_reward(self) -> RewardFunction:
-        """Return the training reward of ``rewards``. Raises ValueError."""
-        return reward_function(self.rewards)
+        """Return the training reward of ``rewards`` and ``rubrics``. Raises ValueError."""
+        terms = reward_function(self.rewards)
+
+        def reward(task: Task, trajectory: Trajectory, outcome: Outcome) -> dict[str, float]:
+            rated = {f"rubric_{n}": r.weight * trajectory.ratings.get(n, 0.0) for n, r in self.rubrics.items()}
+            return {**terms(task, trajectory, outcome), **rated}
+
+        return reward if self.rubrics else terms

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -64,6 +64,8 @@ class Arena:
     reward: RewardFunction = raw_outcome
     monitors: MonitorSettings = field(default_factory=MonitorSettings)
     judge: Judge | None = None
+    read: Callable[[MonitoredEpisode, Trajectory], Awaitable[Trajectory]] | None = None
+    """Adds to a finished episode what a model that reads it says (``rl.reader``), before its reward is computed."""
     grades: GradeCache = field(default_factory=GradeCache)
     grading: GradingSettings = field(default_factory=GradingSettings)
     keep_submission: Callable[[str, Task, Submission], None] | None = None
@@ -244,6 +246,8 @@ async def _attempt(
         replies=episode.replies,
         fork=None if fork is None else fork.fork,
     )
+    if arena.read is not None:
+        trajectory = await arena.read(seen, trajectory)
     # in threads: terms may run programs (``style``), and monitors read large files
     rewards = await asyncio.to_thread(arena.reward, task, trajectory, outcome)
     trajectory = replace(trajectory, rewards=rewards)

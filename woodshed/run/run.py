@@ -190,11 +190,13 @@ def check_machine(recipe: Recipe, run: RunDirectory, *, fresh: bool = False) -> 
         recipe.rl.make_reward()
     except ValueError as error:
         raise RunError(str(error)) from None
-    if recipe.rl.judge is not None and recipe.rl.monitors.judge != "off":
-        try:
+    try:
+        if recipe.rl.judge is not None and recipe.rl.monitors.judge != "off":
             judge_key(recipe.rl.judge)
-        except JudgeError as error:
-            raise RunError(str(error)) from None
+        if recipe.rl.reader is not None:
+            judge_key(recipe.rl.reader, "rl.reader")
+    except JudgeError as error:
+        raise RunError(str(error)) from None
     if recipe.tasks.packages and not over("packages"):
         if recipe.tasks.packages.folder:
             _check_folder(recipe, recipe.tasks.packages.folder)

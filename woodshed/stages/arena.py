@@ -20,6 +20,8 @@ from woodshed.harness.settings import HarnessSettings
 from woodshed.monitors.judge import Judge, judge_key
 from woodshed.recipe.recipe import Recipe
 from woodshed.record.run_directory import RunDirectory
+from woodshed.rl.reader.reader import Reader
+from woodshed.rl.reader.servers import open_server
 from woodshed.rl.settings import RLSettings
 from woodshed.rollout.agent import Agent, BuiltinAgent, ProgramAgent
 from woodshed.rollout.rewards import raw_outcome
@@ -36,6 +38,19 @@ def open_judge(settings: RLSettings, log: Path) -> Judge | None:
     if settings.monitors.judge == "off" or settings.judge is None:
         return None
     return Judge(settings.judge, judge_key(settings.judge), log)
+
+
+@asynccontextmanager
+async def open_reader(
+    settings: RLSettings, log: Path, admin: GatewayAdmin, url: str, policy: str, client: httpx.AsyncClient
+) -> AsyncIterator[Reader | None]:
+    """Yield the reader of a run, None if its recipe has none. Raises JudgeError if its key is missing."""
+    if settings.reader is None:
+        yield None
+        return
+    hints = "reader" in settings.hints.triggers
+    async with open_server(settings.reader, admin, url, policy, client) as server:
+        yield Reader(settings.reader, server, hints=hints, rubrics=settings.rubrics, log=log)
 
 
 def make_agent(harness: HarnessSettings, layers: LayerStore, client: httpx.AsyncClient) -> Agent[Any]:
@@ -60,25 +75,27 @@ async def open_arena(
     admin = GatewayAdmin(url, admin_key, client=client)
     judge = open_judge(recipe.rl, run.judge_log)
     try:
-        yield Arena(
-            backend=backend,
-            layers=layers,
-            admin=admin,
-            base_url=url,
-            agent=agent,
-            policy=recipe.name,
-            temperature=1.0 if training else recipe.evaluate.temperatures[0],
-            truncation=recipe.rl.sampling if training else Truncation(),
-            attempts=recipe.rl.attempts,
-            max_infra_rate=recipe.rl.max_infra_rate,
-            infra_window=recipe.rl.infra_window,
-            limits=recipe.sandbox.limits(),
-            egress=recipe.sandbox.egress(),
-            monitors=recipe.rl.monitors,
-            judge=judge,
-            grading=grading,
-            reward=recipe.rl.make_reward() if training else raw_outcome,
-        )
+        async with open_reader(recipe.rl, run.reader_log, admin, url, recipe.name, client) as reader:
+            yield Arena(
+                backend=backend,
+                layers=layers,
+                admin=admin,
+                base_url=url,
+                agent=agent,
+                policy=recipe.name,
+                temperature=1.0 if training else recipe.evaluate.temperatures[0],
+                truncation=recipe.rl.sampling if training else Truncation(),
+                attempts=recipe.rl.attempts,
+                max_infra_rate=recipe.rl.max_infra_rate,
+                infra_window=recipe.rl.infra_window,
+                limits=recipe.sandbox.limits(),
+                egress=recipe.sandbox.egress(),
+                monitors=recipe.rl.monitors,
+                judge=judge,
+                read=reader.read if reader is not None and training else None,
+                grading=grading,
+                reward=recipe.rl.make_reward() if training else raw_outcome,
+            )
     finally:
         if judge is not None:
             await judge.close()

@@ -32,6 +32,7 @@ from woodshed.rl.health.measure import measure
 from woodshed.rl.health.watch import HealthWatch
 from woodshed.rl.hints import Hinter, renderer, usages
 from woodshed.rl.ledger import Ledger
+from woodshed.rl.reader.reader import LABEL as READER
 from woodshed.rollout.failures import INFRA
 from woodshed.sandbox.pool import Pool
 from woodshed.train.batch import TrainBatch
@@ -225,8 +226,19 @@ def describe(groups: Sequence[Sequence[Trajectory]], probes: int | None = None) 
         "statuses": statuses,
         "findings": count(everyone),
         "judge": dict(Counter(t.labels["judge"] for t in everyone if "judge" in t.labels)),
+        "reader": dict(Counter(t.labels[READER] for t in everyone if READER in t.labels)),
+        "ratings": {name: float(np.mean(scores)) for name, scores in _ratings(everyone).items()},
         "rollout_seconds": float(np.mean([t.ended - t.started for t in everyone])),
     }
+
+
+def _ratings(trajectories: Sequence[Trajectory]) -> dict[str, list[float]]:
+    """Return the reader's scores by rubric, without those of questions that failed."""
+    found: dict[str, list[float]] = {}
+    for trajectory in trajectories:
+        for name, score in trajectory.ratings.items():
+            found.setdefault(name, []).append(score)
+    return found
 
 
 def _last_action(groups: Sequence[Sequence[Trajectory]]) -> str:

@@ -14,10 +14,10 @@ import json
 import os
 import secrets
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 
@@ -29,6 +29,8 @@ from woodshed.monitors.base import MonitoredEpisode
 from woodshed.record.jsonl import JsonLines
 
 from .verdict import KINDS, Malformed, Ruling, parse
+
+T = TypeVar("T")
 
 PROMPTS = {
     "v1": """\
@@ -62,8 +64,8 @@ def evidence(episode: MonitoredEpisode, most: int) -> dict[str, Any]:
             "turn": event.turn,
             "tool": event.name,
             "error": event.error,
-            "result": _cut(event.result, _TEXT // 2),
-            "arguments": _cut(json.dumps(event.arguments) if event.arguments is not None else event.raw or "", _TEXT),
+            "result": cut(event.result, _TEXT // 2),
+            "arguments": cut(json.dumps(event.arguments) if event.arguments is not None else event.raw or "", _TEXT),
         }
         for event in episode.events
     ]
@@ -73,19 +75,25 @@ def evidence(episode: MonitoredEpisode, most: int) -> dict[str, Any]:
     said = [m.get("content") for m in episode.messages if m.get("role") == "assistant"]
     later = episode.task.info.interruption
     shown = {
-        "task": _cut(episode.task.instruction, _INSTRUCTION),
-        **({"later_the_user_said": _cut(later, _INSTRUCTION)} if later else {}),
+        "task": cut(episode.task.instruction, _INSTRUCTION),
+        **({"later_the_user_said": cut(later, _INSTRUCTION)} if later else {}),
         "calls": calls,
-        "last_message": _cut(said[-1], 2 * _TEXT) if said and isinstance(said[-1], str) else "",
+        "last_message": cut(said[-1], 2 * _TEXT) if said and isinstance(said[-1], str) else "",
         "changes": _changes(episode, episode.submission),
         "reference_solution": _changes(episode, episode.solution),
         "network": dict(episode.requests),
     }
-    while len(calls) > 1 and len(json.dumps(shown)) > most:  # calls in the middle matter least
-        middle = len(calls) // 2
-        left_out = sum(each.get("left_out", 1) for each in calls[middle - 1 : middle + 1])
-        calls[middle - 1 : middle + 1] = [{"left_out": left_out}]
+    leave_out(calls, shown, most)
     return shown
+
+
+def leave_out(rows: list[dict[str, Any]], shown: dict[str, Any], most: int) -> None:
+    """Replace ``rows`` of ``shown`` by their number, from the middle, which matters least, until about ``most``
+    characters of JSON are left."""
+    while len(rows) > 1 and len(json.dumps(shown)) > most:
+        middle = len(rows) // 2
+        left_out = sum(each.get("left_out", 1) for each in rows[middle - 1 : middle + 1])
+        rows[middle - 1 : middle + 1] = [{"left_out": left_out}]
 
 
 def messages(shown: dict[str, Any], code: str, rules: str) -> list[dict[str, Any]]:
@@ -114,11 +122,12 @@ def _changes(episode: MonitoredEpisode, files: Mapping[str, bytes]) -> list[dict
         if data != before and len(changed) < 8:
             old, new = (text.decode("utf-8", "replace")[:200_000].splitlines() for text in (before, data))
             diff = "\n".join(difflib.unified_diff(old, new, "before", "after", lineterm="", n=2))
-            changed.append({"path": path[:200], "diff": _cut(diff, _DIFF)})
+            changed.append({"path": path[:200], "diff": cut(diff, _DIFF)})
     return changed
 
 
-def _cut(text: str, most: int) -> str:
+def cut(text: str, most: int) -> str:
+    """Return a text of about ``most`` characters that says what it leaves out of its middle."""
     if len(text) <= most:
         return text
     half = most // 2
@@ -129,16 +138,37 @@ class JudgeError(Exception):
     """The judge cannot be asked at all; the message names the field."""
 
 
-def judge_key(settings: JudgeSettings) -> str:
+def judge_key(settings: JudgeSettings, where: str = "rl.judge") -> str:
     """Return the server's API key, or ``none`` without a configured variable. Raises JudgeError if that is not set."""
     if settings.key_variable is None:
         return "none"
     key = os.environ.get(settings.key_variable, "").strip()
     if not key:
-        raise JudgeError(
-            f"rl.judge.key_variable: {settings.key_variable} is not set; export it, or leave the field out"
-        )
+        raise JudgeError(f"{where}.key_variable: {settings.key_variable} is not set; export it, or leave the field out")
     return key
+
+
+async def one_answer(
+    endpoint: HttpEndpoint,
+    shown: dict[str, Any],
+    rules: str,
+    code: str,
+    read: Callable[[str], T],
+    *,
+    seconds: float,
+    max_tokens: int,
+) -> tuple[T | None, str]:
+    """Ask about the evidence ``shown`` once, at most ``seconds`` long. Returns (what ``read`` makes of the answer, ""),
+    or (None, the reason) if there is no answer or ``read`` raises Malformed."""
+    try:
+        async with asyncio.timeout(seconds):
+            reply = await endpoint.complete(messages(shown, code, rules), (), max_tokens=max_tokens)
+        answer = reply.message.get("content")
+        return read(answer if isinstance(answer, str) else ""), ""
+    except TimeoutError:
+        return None, f"no answer within {seconds:.0f} s"
+    except (EndpointLost, ContextFull, Malformed) as error:
+        return None, f"{type(error).__name__}: {error}"[:300]
 
 
 class Judge:
@@ -185,16 +215,16 @@ class Judge:
     async def _ask(self, shown: dict[str, Any]) -> Ruling:
         settings, code = self.settings, secrets.token_hex(16)
         rules = PROMPTS[settings.prompt].format(code=code, kinds=", ".join(f'"{kind}"' for kind in KINDS))
-        asked = messages(shown, code, rules)
-        try:
-            async with asyncio.timeout(settings.timeout):
-                reply = await self._endpoint.complete(asked, (), max_tokens=settings.max_tokens)
-            answer = reply.message.get("content")
-            return parse(answer if isinstance(answer, str) else "", code, strings(shown))
-        except TimeoutError:
-            return Ruling(failed=f"no answer within {settings.timeout:.0f} s")
-        except (EndpointLost, ContextFull, Malformed) as error:
-            return Ruling(failed=f"{type(error).__name__}: {error}"[:300])
+        ruling, failed = await one_answer(
+            self._endpoint,
+            shown,
+            rules,
+            code,
+            lambda answer: parse(answer, code, strings(shown)),
+            seconds=settings.timeout,
+            max_tokens=settings.max_tokens,
+        )
+        return ruling or Ruling(failed=failed)
 
     def _identity(self) -> dict[str, str]:
         return {"model": self.settings.model, "prompt": self.settings.prompt}

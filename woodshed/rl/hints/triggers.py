@@ -123,6 +123,12 @@ def edited_tests(seen: SeenEpisode) -> Iterator[Hint]:
             yield Hint(reply.number, "Leave tests and their configuration as they are; change the code that they test.")
 
 
+def reader(seen: SeenEpisode) -> Iterator[Hint]:
+    """A message that the model of ``rl.reader`` marked."""
+    for row in seen.trajectory.hints:
+        yield Hint(row["reply"], row["text"])
+
+
 TRIGGERS: dict[str, Trigger] = {
     trigger.__name__: trigger
     for trigger in (
@@ -134,8 +140,11 @@ TRIGGERS: dict[str, Trigger] = {
         repeated_failure,
         untested_finish,
         edited_tests,
+        reader,
     )
 }
+RULES = tuple(name for name in TRIGGERS if name != reader.__name__)
+"""The triggers that ask no model."""
 
 
 def load_trigger(name: str) -> Trigger:
