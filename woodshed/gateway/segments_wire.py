@@ -52,11 +52,17 @@ class Finished:
         return len(self.usage)
 
 
-def told(conversations: Sequence[list[Message]]) -> list[list[Message]]:
-    """Return the conversations, each without the leading messages that it shares with an earlier one."""
+def told(conversations: Sequence[list[Message]], segments: Sequence[Segment]) -> list[list[Message]]:
+    """Return the conversations of ``segments``, each without the leading messages that it shares with an earlier one.
+
+    A reply that its segment sampled stays, even if an earlier one equals it: one prompt may be answered twice.
+    """
     found = []
     for number, conversation in enumerate(conversations):
         known = max((_common(conversation, earlier) for earlier in conversations[:number]), default=0)
+        for segment in segments[number : number + 1]:
+            own = (span.message for span in segment.spans if segment.sampled[span.start : span.end].any())
+            known = min(known, next(own, known))
         found.append(conversation[known:])
     return found
 

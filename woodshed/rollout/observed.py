@@ -44,7 +44,7 @@ def observe(finished: Finished, exit: ProgramExit, limits: LimitSettings) -> Epi
     usage = [TurnUsage(**turn) for turn in finished.usage]
     messages: list[Message] = []
     events: list[ToolEvent] = []
-    for conversation in told(finished.messages):
+    for conversation in told(finished.messages, finished.segments):
         events += _events(conversation, turns_before=_turns(messages))
         messages += conversation
     return Episode(_status(exit, finished), messages, events, _effort(usage, limits), error=exit.problem())

@@ -239,6 +239,31 @@ def test_episodes_of_other_programs_have_places_too() -> None:
     assert [place.segment for place in places_of(other)] == [0, 0, 0, 1]
 
 
+def test_equal_answers_to_one_prompt_keep_their_places() -> None:
+    """A program that asks twice, or for ``n`` answers, and gets the same one, then begins another conversation."""
+    run = scripted([("bash", {"x": 1})], [("finish", {"message": "y"})])
+    other = scripted([("finish", {"message": "z"})])
+    (segment,), end = run.segments, places_of(run)[0].end
+    again = replace(
+        segment,
+        tokens=segment.tokens[:end],
+        sampled=segment.sampled[:end],
+        logprobs=segment.logprobs[:end],
+        versions=segment.versions[:end],
+        spans=[span for span in segment.spans if span.end <= end],
+    )
+    conversations = [run.messages, run.messages[:2], other.messages]
+    finished = Finished("t", [segment, again, *other.segments], messages=conversations)
+    seen = observe(finished, ProgramExit(0, False, False, 1.0, ""), LimitSettings())
+    whole = replace(run, segments=finished.segments, messages=seen.messages, events=seen.events)
+    replies, places = replies_of(whole), places_of(whole)
+    assert [place.segment for place in places] == [0, 0, 1, 2]
+    for reply, place in zip(replies, places, strict=True):
+        (made,) = reply.message["tool_calls"]
+        tokens = finished.segments[place.segment].tokens[place.start : place.end].tolist()
+        assert made["function"]["arguments"] in TOKENIZERS["hermes"].decode(tokens)
+
+
 def segment_of_branch(segment: Segment, known: int) -> Segment:
     """The last message of a segment after the first ``known`` tokens of it, which are context now."""
     last = segment.spans[-1]
