@@ -115,7 +115,7 @@ class RLSettings(Settings):
     """Hints for messages that went wrong, and the weight of learning from them."""
     train_summaries: bool = True
     """Train the policy's summaries of its own context (``harness.summary``) like its other tokens. False is the control
-    of an ablation."""
+    of an ablation; ``learn.solved`` leaves them out then, too."""
     forks: ForkSettings = ForkSettings()
     """Continuations from a state in the middle of a rollout, for ``algorithm = "tree"``."""
     curriculum: CurriculumSettings = CurriculumSettings()
