@@ -59,7 +59,7 @@ def told(conversations: Sequence[list[Message]], segments: Sequence[Segment]) ->
     """
     found = []
     for number, conversation in enumerate(conversations):
-        known = max((_common(conversation, earlier) for earlier in conversations[:number]), default=0)
+        known = max((len(shared(conversation, earlier)) for earlier in conversations[:number]), default=0)
         for segment in segments[number : number + 1]:
             own = (span.message for span in segment.spans if segment.sampled[span.start : span.end].any())
             known = min(known, next(own, known))
@@ -67,12 +67,12 @@ def told(conversations: Sequence[list[Message]], segments: Sequence[Segment]) ->
     return found
 
 
-def _common(one: Sequence[Message], other: Sequence[Message]) -> int:
-    """Number of equal messages at the beginning of two conversations."""
+def shared(one: Sequence[Message], other: Sequence[Message]) -> Sequence[Message]:
+    """Return the equal messages at the beginning of two conversations."""
     for number, (left, right) in enumerate(zip(one, other)):
         if left != right:
-            return number
-    return min(len(one), len(other))
+            return one[:number]
+    return one[: len(other)]
 
 
 def encode(finished: Finished) -> bytes:
