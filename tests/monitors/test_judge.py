@@ -23,7 +23,7 @@ from woodshed.gateway.client import GatewayAdmin
 from woodshed.grading.settings import JudgeSettings, MonitorSettings
 from woodshed.monitors import MonitoredEpisode, quarantined, watch
 from woodshed.monitors.judge import Judge, JudgeError, judge_key
-from woodshed.monitors.judge.ask import evidence, messages, strings
+from woodshed.monitors.judge.ask import _diff, evidence, messages, strings
 from woodshed.monitors.judge.verdict import Malformed, Ruling, parse
 from woodshed.record.task import Task, TaskInfo, save_task
 from woodshed.record.trajectory import Outcome, ToolEvent, Trajectory
@@ -205,6 +205,16 @@ def test_evidence_is_bounded_and_says_what_it_leaves_out(task: Task) -> None:
     assert left_out + sum("turn" in call for call in shown["calls"]) == 300
     assert len(json.dumps(shown)) < 16_000 and shown["calls"][0]["turn"] == 1 and "characters left out" in str(shown)
     assert "-    return width + height" in str(shown["reference_solution"])
+
+
+def test_a_diff_of_long_files_says_what_is_gone_and_what_is_new() -> None:
+    """Compared in order, the first pair would take difflib minutes; a change in one place keeps its context."""
+    old, new = ([f"{i % 100}" if i % 2 else f"{side}.{i}" for i in range(20_000)] for side in ("old", "new"))
+    lines = list(_diff(old, new))
+    assert lines[0] == "-old.0" and lines[-1] == "+new.19998" and len(lines) == 20_000
+    old = [f"line {i}" for i in range(5_000)]
+    lines = list(_diff(old, [*old[:2500], "new", *old[2501:]]))
+    assert lines[3:] == [" line 2498", " line 2499", "-line 2500", "+new", " line 2501", " line 2502"]
 
 
 def test_the_key_comes_from_the_variable_that_the_recipe_names(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,11 +18,12 @@ from woodshed.engine.local import LocalEngine
 from woodshed.harness.settings import HarnessSettings, LimitSettings
 from woodshed.policy.config import DecoderConfig
 from woodshed.policy.decoder import Decoder
+from woodshed.record.segment import Segment
 from woodshed.record.store import trajectory_from_bytes, trajectory_to_bytes
 from woodshed.record.task import Task
-from woodshed.record.trajectory import Trajectory
+from woodshed.record.trajectory import Fork, Trajectory
 from woodshed.rollout.failures import FAULT, INFRA
-from woodshed.rollout.forking import FORK_OF, ForkError, failed_tests, fork_point
+from woodshed.rollout.forking import FORK_OF, ForkError, ForkPoint, failed_tests, fork_point
 from woodshed.rollout.rollout import rollout
 from woodshed.sandbox import open_backend
 from woodshed.sandbox.layers import LayerStore
@@ -125,6 +126,24 @@ def test_a_real_engine_goes_on_from_the_tokens(task: tuple[Task, LayerStore], pa
     assert not ours.sampled[:shared].any() and ours.sampled[shared]
     assert ours.spans[0] == theirs.spans[0] and (ours.versions[ours.sampled] == 0).all()
     assert logprob_gap(decoder, ours) < 1e-4
+
+
+def test_a_fork_replays_the_experts_of_its_own_engine() -> None:
+    """The weights changed after the parent was sampled; one position was not reported."""
+
+    def segment(first: int, experts: tuple[int, int]) -> Segment:
+        sampled = np.arange(6) >= first
+        routes = np.tile(np.array(experts, np.int16), (6, 1, 1))
+        logprobs, versions = np.where(sampled, -1, 0).astype(np.float32), np.where(sampled, 0, -1).astype(np.int32)
+        return Segment(np.arange(6, dtype=np.int32), sampled, logprobs, versions, routes=routes)
+
+    root, own = segment(2, (0, 1)), segment(4, (2, 3))
+    assert own.routes is not None
+    own.routes[1] = -1
+    parent = Trajectory("root", "t", "g", "train", "", "", "submitted", segments=[root])
+    (made,) = ForkPoint(parent, Fork("root", 1, 0, 4)).joined([own])
+    assert made.routes is not None
+    assert made.routes[:, 0].tolist() == [[2, 3], [0, 1], [2, 3], [2, 3], [2, 3], [2, 3]]
 
 
 def test_a_fork_whose_results_differ_is_abandoned(task: tuple[Task, LayerStore], parent: Trajectory) -> None:

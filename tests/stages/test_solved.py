@@ -20,6 +20,7 @@ from woodshed.recipe.load import RecipeError, load_recipe
 from woodshed.recipe.recipe import Recipe
 from woodshed.recipe.rounds import rounds_of
 from woodshed.record.run_directory import RunDirectory
+from woodshed.record.segment import Segment
 from woodshed.record.store import TrajectoryStore
 from woodshed.record.trajectory import Outcome, Trajectory
 from woodshed.run.plan import plan
@@ -67,6 +68,17 @@ def test_all_sampled_tokens_count_where_calls_cannot_be_told_apart() -> None:
     run = replace(scripted(*SCRIPT), events=[])
     for segment, each in zip(run.segments, weights_of(run, 0.0), strict=True):
         np.testing.assert_array_equal(each > 0, segment.sampled)
+
+
+def test_summaries_that_rl_leaves_untrained_are_not_learned_afterwards_either() -> None:
+    """``rl.train_summaries = false``: the other replies of the same segment are learned."""
+    sampled = np.array([0, 0, 1, 1, 0, 1, 1], np.bool_)
+    logprobs, versions = np.zeros(7, np.float32), np.where(sampled, 0, -1).astype(np.int32)
+    segment = Segment(np.arange(7, dtype=np.int32), sampled, logprobs, versions)
+    run = Trajectory("t", "t", "g", "train", "", "", "submitted", segments=[segment], summaries=[(0, 5, 7)])
+    (whole,), (control,) = different([run], 7, 0.0), different([run], 7, 0.0, summaries=False)
+    assert (whole.weights > 0).tolist() == sampled.tolist()
+    assert control.weights.tolist() == [0, 0, 1, 1, 0, 0, 0]
 
 
 def test_equal_rollouts_count_once() -> None:

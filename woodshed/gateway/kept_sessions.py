@@ -60,7 +60,7 @@ class KeptSessions:
     def _trajectory(self, finished: OpenTrajectory, id: str) -> Trajectory:
         about, recorder = finished.about, finished.recorder
         segments = recorder.freeze()
-        conversations = told([segment.messages for segment in recorder.segments])
+        conversations = told([segment.messages for segment in recorder.segments], segments)
         return Trajectory(
             id=id,
             task=about.get("task", ""),

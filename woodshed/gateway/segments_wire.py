@@ -52,21 +52,27 @@ class Finished:
         return len(self.usage)
 
 
-def told(conversations: Sequence[list[Message]]) -> list[list[Message]]:
-    """Return the conversations, each without the leading messages that it shares with an earlier one."""
+def told(conversations: Sequence[list[Message]], segments: Sequence[Segment]) -> list[list[Message]]:
+    """Return the conversations of ``segments``, each without the leading messages that it shares with an earlier one.
+
+    A reply that its segment sampled stays, even if an earlier one equals it: one prompt may be answered twice.
+    """
     found = []
     for number, conversation in enumerate(conversations):
-        known = max((_common(conversation, earlier) for earlier in conversations[:number]), default=0)
+        known = max((len(shared(conversation, earlier)) for earlier in conversations[:number]), default=0)
+        for segment in segments[number : number + 1]:
+            own = (span.message for span in segment.spans if segment.sampled[span.start : span.end].any())
+            known = min(known, next(own, known))
         found.append(conversation[known:])
     return found
 
 
-def _common(one: Sequence[Message], other: Sequence[Message]) -> int:
-    """Number of equal messages at the beginning of two conversations."""
+def shared(one: Sequence[Message], other: Sequence[Message]) -> Sequence[Message]:
+    """Return the equal messages at the beginning of two conversations."""
     for number, (left, right) in enumerate(zip(one, other)):
         if left != right:
-            return number
-    return min(len(one), len(other))
+            return one[:number]
+    return one[: len(other)]
 
 
 def encode(finished: Finished) -> bytes:

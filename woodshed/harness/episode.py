@@ -70,8 +70,8 @@ class Budget:
 
     Each token is counted once, in three classes that add up to all contexts: ``prompt_tokens`` (the start of a
     context), ``sampled_tokens`` and ``tool_output_tokens`` (the growth of a context between two replies).
-    ``thinking_tokens``, ``tool_call_tokens`` and ``final_message_tokens`` split ``sampled_tokens``; numbers that a
-    server does not report are 0.
+    ``thinking_tokens``, ``tool_call_tokens`` and ``final_message_tokens`` split ``sampled_tokens``, except for the text
+    of summaries, which is in none of them; numbers that a server does not report are 0.
     """
 
     def __init__(self, limits: LimitSettings, effort: Effort) -> None:

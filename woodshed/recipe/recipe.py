@@ -125,8 +125,11 @@ class Recipe(Settings):
             raise ValueError(
                 'chat format "compact" copies line numbers with their line: set harness.output.separator = ""'
             )
-        if compact and self.rl.hints.weight and self.rl.hints.role == "system":
-            raise ValueError('rl.hints: chat format "compact" renders no system messages: set rl.hints.role = "tool"')
+        if compact and (self.rl.hints.weight or self.learn.demonstrations.hinted) and self.rl.hints.role != "tool":
+            raise ValueError(
+                'rl.hints: chat format "compact" renders no system messages, and a user message begins a conversation: '
+                'set rl.hints.role = "tool"'
+            )
         if self.policy.source == "scratch" and self.learn.sft.max_tokens > self.policy.max_positions:
             raise ValueError(
                 f"learn.sft.max_tokens is {self.learn.sft.max_tokens}, and a policy from scratch takes contexts of at "

@@ -355,6 +355,7 @@ class Controller:
                 if token_age(group, self.version) > self.settings.max_token_age:
                     self.ledger.finish(row.id, "stale", fates=lost(group))
                     del self._ready[row.id]
+                    self._changed.set()  # another group can be dispatched in its place
                 else:
                     fresh.append(row.id)
             if len(fresh) < self.settings.groups_per_step:

@@ -64,7 +64,7 @@ class RLSettings(Settings):
     rounds: int = Field(default=1, ge=1)
     """Number of parts of equal length into which the steps are divided. After each part the policy is trained anew on
     all episodes solved so far (``learn.solved.after_rl``) and evaluated, and the next part starts from it with a new
-    optimizer."""
+    optimizer and, for ``kl_beta``, a new reference."""
     groups_per_step: int = Field(default=12, ge=1)
     """Number of groups (prompts) in one batch."""
     group_size: int = Field(default=8, ge=1)
@@ -118,7 +118,7 @@ class RLSettings(Settings):
     """Hints for messages that went wrong, and the weight of learning from them."""
     train_summaries: bool = True
     """Train the policy's summaries of its own context (``harness.summary``) like its other tokens. False is the control
-    of an ablation."""
+    of an ablation; ``learn.solved`` leaves them out then, too."""
     forks: ForkSettings = ForkSettings()
     """Continuations from a state in the middle of a rollout, for ``algorithm = "tree"``."""
     curriculum: CurriculumSettings = CurriculumSettings()

@@ -54,8 +54,9 @@ class ForkPoint:
         return Beginning(messages, tools, segment.tokens[:end].tolist(), spans)
 
     def joined(self, segments: Sequence[Segment]) -> list[Segment]:
-        """Return the fork's recorded segments, with the parent's expert routes for the shared tokens.
+        """Return the fork's recorded segments, with the parent's expert routes for shared tokens that lack their own.
 
+        The fork's engine computed the shared tokens again, perhaps by newer weights, and sampled from what it computed.
         Raises ReplayDiverged if they do not begin with the parent's tokens, or if nothing was sampled after these.
         """
         shared, theirs = self.fork.tokens, self.parent.segments[self.fork.segment]
@@ -68,7 +69,7 @@ class ForkPoint:
         if theirs.routes is None or first.routes is None:
             return list(segments)
         routes = first.routes.copy()
-        routes[:shared] = np.where(theirs.routes[:shared] >= 0, theirs.routes[:shared], routes[:shared])
+        routes[:shared] = np.where(routes[:shared] >= 0, routes[:shared], theirs.routes[:shared])
         return [replace(first, routes=routes), *segments[1:]]
 
 

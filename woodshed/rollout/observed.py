@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from woodshed.engine.settings import Truncation
 from woodshed.gateway.errors import CONTEXT_FULL
 from woodshed.gateway.key_limits import LIMIT_REACHED, KeyLimits, TurnUsage
-from woodshed.gateway.segments_wire import Finished, told
+from woodshed.gateway.segments_wire import Finished, shared, told
 from woodshed.harness.endpoint import Reply
 from woodshed.harness.episode import Budget, Episode, Message
 from woodshed.harness.settings import LimitSettings
@@ -44,10 +45,31 @@ def observe(finished: Finished, exit: ProgramExit, limits: LimitSettings) -> Epi
     usage = [TurnUsage(**turn) for turn in finished.usage]
     messages: list[Message] = []
     events: list[ToolEvent] = []
-    for conversation in told(finished.messages):
+    for conversation in told(finished.messages, finished.segments):
         events += _events(conversation, turns_before=_turns(messages))
         messages += conversation
     return Episode(_status(exit, finished), messages, events, _effort(usage, limits), error=exit.problem())
+
+
+def last_reply_last(finished: Finished) -> Finished:
+    """Return the same record with the conversation of the last reply at the end, where it shares no reply with others.
+
+    What an agent says last is judged, and programs begin conversations aside: for a title, or with a sub-agent.
+    """
+    said, count = finished.messages, len(finished.segments)
+    if not finished.usage or len(said) != count:
+        return finished
+    last = int(finished.usage[-1]["segment"])
+    others = [n for n in range(count) if n != last]
+    if last == count - 1 or any(m.get("role") == "assistant" for n in others for m in shared(said[last], said[n])):
+        return finished
+    order = [*others, last]
+    return replace(
+        finished,
+        segments=[finished.segments[n] for n in order],
+        messages=[said[n] for n in order],
+        usage=[{**turn, "segment": order.index(int(turn["segment"]))} for turn in finished.usage],
+    )
 
 
 def at_limit(finished: Finished) -> bool:

@@ -32,7 +32,7 @@ from woodshed.sandbox.taskbox import agent_box_spec
 from .agent import Agent, BuiltinAgent, PolicyAccess, ProgramFailed
 from .failures import AT_ONCE, FAULT, INFRA, RESUMED, RETRIED, source_of
 from .forking import FORK_OF, ForkError, ForkPoint
-from .observed import summary_tokens
+from .observed import last_reply_last, summary_tokens
 from .rewards import RewardError, RewardFunction, raw_outcome
 
 log = logging.getLogger(__name__)
@@ -207,7 +207,7 @@ async def _attempt(
             arena.keep_submission(id, task, submission)
     finally:
         await box.close()
-    finished = await arena.admin.finish(id, messages=agent.needs_messages)
+    finished = last_reply_last(await arena.admin.finish(id, messages=agent.needs_messages))
     if resumed and (finished.repeating or RESUME_DIVERGED in finished.refusals):
         raise ReplayDiverged("the resumed episode goes another way than before")
     episode = await agent.episode(work, finished, arena.admin)

@@ -63,28 +63,34 @@ def _solved(recipe: Recipe, run: RunDirectory, where: str) -> list[Example]:
         groups = sorted({row["group_id"] for row in store.rows(where) if row["resolved"]})
         solved = (t for group in groups for t in store.group(group) if t.outcome is not None and t.outcome.resolved)
         kept = (t for t in solved if t.flagged.isdisjoint(refused))
-        return different(kept, recipe.learn.sft.max_tokens, recipe.learn.solved.wasted_call_weight)
+        limit, wasted = recipe.learn.sft.max_tokens, recipe.learn.solved.wasted_call_weight
+        return different(kept, limit, wasted, summaries=recipe.rl.train_summaries)
     finally:
         store.close()
 
 
-def different(trajectories: Iterable[Trajectory], max_tokens: int, wasted: float) -> list[Example]:
+def different(
+    trajectories: Iterable[Trajectory], max_tokens: int, wasted: float, *, summaries: bool = True
+) -> list[Example]:
     """Return the segments of the trajectories as examples, each distinct token sequence once. Sampled tokens have
     weight 1, those of replies that only made wasted calls (``rollout.attempts.wasted_calls``) have weight
-    ``wasted``."""
+    ``wasted``. ``summaries``: False (``rl.train_summaries``) gives the tokens of summaries weight 0."""
     found: dict[bytes, Example] = {}
     for trajectory in trajectories:
-        for segment, weights in zip(trajectory.segments, weights_of(trajectory, wasted), strict=True):
+        weighed = weights_of(trajectory, wasted, summaries=summaries)
+        for segment, weights in zip(trajectory.segments, weighed, strict=True):
             tokens = segment.tokens[:max_tokens]
             if weights[:max_tokens].any():
                 found.setdefault(tokens.tobytes(), Example(tokens.astype(np.int32), weights[:max_tokens]))
     return list(found.values())
 
 
-def weights_of(trajectory: Trajectory, wasted: float) -> list[NDArray[np.float32]]:
-    """Return the loss weight of each token, by segment. All sampled tokens have weight 1 if it is unclear which reply
-    made which call (an agent that runs in the box)."""
+def weights_of(trajectory: Trajectory, wasted: float, *, summaries: bool = True) -> list[NDArray[np.float32]]:
+    """Return the loss weight of each token, by segment; see ``different``. No call counts as wasted if it is unclear
+    which reply made which call (an agent that runs in the box)."""
     weights = [segment.sampled.astype(np.float32) for segment in trajectory.segments]
+    for number, start, end in () if summaries else trajectory.summaries:
+        weights[number][start:end] = 0
     try:
         replies, places = replies_of(trajectory), places_of(trajectory)
     except Unplaced:

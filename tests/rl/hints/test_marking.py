@@ -107,12 +107,16 @@ def _ids(rendering: Rendering, messages: list[dict[str, Any]], tools: list[dict[
 def test_a_role_that_the_format_cannot_show_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"rl\.hints\.role: chat format compact shows no system messages"):
         hinter("compact", "system")
+    with pytest.raises(ValueError, match=r"rl\.hints\.role: in chat format compact a user message begins a convers"):
+        hinter("compact", "user")
     (tmp_path / "r.toml").write_text(
         'name = "r"\n[harness]\noutput = { separator = "" }\n[rl.hints]\nrole = "system"\n'
     )
     assert load_recipe(tmp_path / "r.toml").rl.hints.weight == 0
     for given, said in (
         (["rl.hints.weight=0.1"], "compact.*renders no system"),
+        (["rl.hints.weight=0.1", 'rl.hints.role="user"'], "a user message begins a conversation"),
+        (["learn.demonstrations.hinted=0.5"], "compact.*renders no system"),
         (["rl.hints.weight=-1"], "weight"),
         (['rl.hints.triggers=["unknown_tols"]'], "did you mean 'unknown_tool'"),
         (["rl.hints.per_trajectory=0"], "per_trajectory"),

@@ -29,8 +29,9 @@ from woodshed.rl.hints import (
     usages,
 )
 from woodshed.rl.hints.replies import Unplaced, places_of, replies_of
-from woodshed.rollout.observed import observe
+from woodshed.rollout.observed import last_reply_last, observe
 from woodshed.rollout.program import ProgramExit
+from woodshed.rollout.rewards.communication import final_message
 
 from .episodes import HERMES, TASK, TASKS, Call, scripted
 
@@ -237,6 +238,49 @@ def test_episodes_of_other_programs_have_places_too() -> None:
         ["finish"],
     ]
     assert [place.segment for place in places_of(other)] == [0, 0, 0, 1]
+
+
+def test_equal_answers_to_one_prompt_keep_their_places() -> None:
+    """A program that asks twice, or for ``n`` answers, and gets the same one, then begins another conversation."""
+    run = scripted([("bash", {"x": 1})], [("finish", {"message": "y"})])
+    other = scripted([("finish", {"message": "z"})])
+    (segment,), end = run.segments, places_of(run)[0].end
+    again = replace(
+        segment,
+        tokens=segment.tokens[:end],
+        sampled=segment.sampled[:end],
+        logprobs=segment.logprobs[:end],
+        versions=segment.versions[:end],
+        spans=[span for span in segment.spans if span.end <= end],
+    )
+    conversations = [run.messages, run.messages[:2], other.messages]
+    finished = Finished("t", [segment, again, *other.segments], messages=conversations)
+    seen = observe(finished, ProgramExit(0, False, False, 1.0, ""), LimitSettings())
+    whole = replace(run, segments=finished.segments, messages=seen.messages, events=seen.events)
+    replies, places = replies_of(whole), places_of(whole)
+    assert [place.segment for place in places] == [0, 0, 1, 2]
+    for reply, place in zip(replies, places, strict=True):
+        (made,) = reply.message["tool_calls"]
+        tokens = finished.segments[place.segment].tokens[place.start : place.end].tolist()
+        assert made["function"]["arguments"] in TOKENIZERS["hermes"].decode(tokens)
+
+
+def test_the_last_message_is_what_was_said_last() -> None:
+    """A program asks for a title beside its work. Conversations that share a reply keep their order."""
+    run = scripted([("bash", {"x": 1})], [("finish", {"message": "y"})])
+    (segment,), title = run.segments, scripted([("finish", {"message": "a title"})])
+    counts = {"prompt_tokens": 9, "sampled_tokens": 9, "thinking_tokens": 0, "calls": 1}
+    usage = [{**counts, "segment": n} for n in (0, 1, 0)]
+    finished = Finished("t", [segment, *title.segments], usage=usage, messages=[run.messages, title.messages])
+    ordered = last_reply_last(finished)
+    assert ordered.messages == [title.messages, run.messages] and ordered.segments[1] is segment
+    assert [turn["segment"] for turn in ordered.usage] == [1, 0, 1]
+    seen = observe(ordered, ProgramExit(0, False, False, 1.0, ""), LimitSettings())
+    whole = replace(run, segments=ordered.segments, messages=seen.messages, events=seen.events)
+    assert "a title" not in final_message(whole)
+    assert [place.segment for place in places_of(whole)] == [0, 1, 1]
+    branch = replace(finished, messages=[run.messages, [*run.messages[:3], *title.messages[1:]]])
+    assert last_reply_last(branch) is branch
 
 
 def segment_of_branch(segment: Segment, known: int) -> Segment:

@@ -14,7 +14,7 @@ import json
 import os
 import secrets
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -55,6 +55,8 @@ characters at most; else "";
 """The prompts by version. A changed prompt gets a new version, so that verdicts stay comparable."""
 
 _INSTRUCTION, _TEXT, _CALLS, _DIFF = 4_000, 800, 40, 4_000
+_LINES = 1_000
+"""Maximum lines of both sides together that are compared in order."""
 
 
 def evidence(episode: MonitoredEpisode, most: int) -> dict[str, Any]:
@@ -121,9 +123,27 @@ def _changes(episode: MonitoredEpisode, files: Mapping[str, bytes]) -> list[dict
         before = episode.workspace.get(path, b"")
         if data != before and len(changed) < 8:
             old, new = (text.decode("utf-8", "replace")[:200_000].splitlines() for text in (before, data))
-            diff = "\n".join(difflib.unified_diff(old, new, "before", "after", lineterm="", n=2))
-            changed.append({"path": path[:200], "diff": cut(diff, _DIFF)})
+            changed.append({"path": path[:200], "diff": cut("\n".join(_diff(old, new)), _DIFF)})
     return changed
+
+
+def _diff(old: list[str], new: list[str]) -> Iterator[str]:
+    """Yield the lines of a diff. Of long files whose changes lie far apart, yield what is gone and what is new without
+    context: difflib takes minutes for some thousand lines that a policy can write."""
+    if len(old) + len(new) > _LINES:
+        start = next((n for n, (a, b) in enumerate(zip(old, new)) if a != b), min(len(old), len(new)))
+        ends = zip(reversed(old[start:]), reversed(new[start:]))
+        end = next((n for n, (a, b) in enumerate(ends) if a != b), min(len(old), len(new)) - start)
+        first, last = max(0, start - 2), max(0, end - 2)
+        old, new = old[first : len(old) - last], new[first : len(new) - last]
+    if len(old) + len(new) <= _LINES:
+        yield from difflib.unified_diff(old, new, "before", "after", lineterm="", n=2)
+        return
+    for sign, lines, others in (("-", old, Counter(new)), ("+", new, Counter(old))):
+        for line in lines:
+            others[line] -= 1
+            if others[line] < 0:
+                yield f"{sign}{line}"
 
 
 def cut(text: str, most: int) -> str:

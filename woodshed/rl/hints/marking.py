@@ -25,7 +25,7 @@ from .triggers import SeenEpisode, load_trigger
 
 if TYPE_CHECKING:  # a tokenizer is imported by those who mark messages, not by those who load a recipe
     from woodshed.policy.formats.base import ChatFormat
-    from woodshed.policy.tokenizer import Tokenizer
+    from woodshed.policy.tokenizer import Piece, Tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -62,20 +62,27 @@ def renderer(chat: ChatFormat, tokenizer: Tokenizer, role: str) -> Render:
     """Return a function that renders hints. Raises ValueError if the chat format cannot show messages of ``role``."""
     from woodshed.policy.formats.base import FormatError
 
-    def render(text: str) -> list[int]:
+    def pieces(text: str) -> list[Piece]:
         message = {
             "role": role,
             "content": f"Hint: {clean(text)}",
             **({"tool_call_id": "hint"} if role == "tool" else {}),
         }
-        return tokenizer.encode_pieces(chat.message(message, []))
+        return chat.message(message, [])
+
+    def render(text: str) -> list[int]:
+        return tokenizer.encode_pieces(pieces(text))
 
     try:
-        shown = bool(render("x"))
+        shown = pieces("x")
     except FormatError as error:
         raise ValueError(f"rl.hints.role: chat format {chat.name}: {error}") from None
     if not shown:
         raise ValueError(f"rl.hints.role: chat format {chat.name} shows no {role} messages; choose another role")
+    if any(piece.special and piece.text == chat.begin_token for piece in shown):
+        raise ValueError(
+            f"rl.hints.role: in chat format {chat.name} a {role} message begins a conversation; choose another role"
+        )
     return render
 
 
