@@ -107,11 +107,20 @@ def read_repository(place: str, commit: str) -> Snapshot:
         return _at_commit(copy, commit, place)
 
 
+class ShallowError(PackageError):
+    """A repository lacks the older part of its history."""
+
+
 def write_bundle(place: str, commit: str, target: Path) -> bytes:
-    """Write the history of ``commit`` into the file ``target``; return its bytes. Raises as ``read_repository``."""
+    """Write the history of ``commit`` into the file ``target``; return its bytes.
+
+    Raises as ``read_repository``, and ShallowError.
+    """
     with tempfile.TemporaryDirectory(prefix="woodshed-git-") as scratch:
         copy, bundle = Path(scratch) / "copy.git", Path(scratch) / "history.bundle"
         _git(None, "clone", "--quiet", "--bare", "--no-tags", "--", place, str(copy), where=place)
+        if _git(copy, "rev-parse", "--is-shallow-repository", where=place).strip() == b"true":
+            raise ShallowError(f"{place}: is a shallow clone; complete its history with `git fetch --unshallow`")
         _git(copy, "update-ref", _HISTORY, commit, where=place)
         _git(copy, "bundle", "create", "--quiet", str(bundle), _HISTORY, where=place)
         if bundle.stat().st_size > MAX_BYTES:
