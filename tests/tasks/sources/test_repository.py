@@ -11,7 +11,7 @@ from woodshed.tasks.library.exchange.git import GitRepository
 from woodshed.tasks.packages.index import PackageError
 from woodshed.tasks.packages.source import read_sdist
 from woodshed.tasks.sources.obtain import obtain
-from woodshed.tasks.sources.repository import pack, read_folder, read_repository
+from woodshed.tasks.sources.repository import Objects, pack, read_folder, read_repository, write_bundle
 from woodshed.tasks.sources.spec import parse_source
 
 from . import repos
@@ -88,6 +88,18 @@ def test_a_shallow_clone_is_used_without_its_history(tmp_path: Path) -> None:
     repos.git(tmp_path / "shallow", "fetch", "-q", "--unshallow")
     package, _, notes = obtain(spec, "shallow", tmp_path / "out", history=True)
     assert package.history and notes == []
+
+
+def test_a_history_with_sha256_ids_is_read(tmp_path: Path) -> None:
+    repos.write(tmp_path / "r", FILES)
+    repos.git(tmp_path / "r", "init", "-q", "--object-format=sha256")
+    repos.git(tmp_path / "r", "add", "-A", "-f", ".")
+    repos.git(tmp_path / "r", "commit", "-q", "-m", "one")
+    commit = repos.git(tmp_path / "r", "rev-parse", "HEAD")
+    write_bundle(str(tmp_path / "r"), commit, tmp_path / "bundle")
+    objects = Objects(tmp_path / "bundle")
+    assert objects.roots(commit) == [commit] and objects.files(commit) == FILES
+    objects.close()
 
 
 def test_failures_say_what_to_do(tmp_path: Path) -> None:

@@ -138,7 +138,10 @@ class Objects:
         self._scratch = tempfile.TemporaryDirectory(prefix="woodshed-git-")
         self.folder = Path(self._scratch.name) / "copy.git"
         try:
-            _git(None, "init", "--quiet", "--bare", str(self.folder), where=self.where)
+            with bundle.open("rb") as file:
+                form = "sha256" if b"@object-format=sha256\n" in file.read(256) else "sha1"
+            init = ("--quiet", "--bare", f"--object-format={form}", str(self.folder))
+            _git(None, "init", *init, where=self.where)
             _git(self.folder, "fetch", "--quiet", str(bundle.absolute()), f"{_HISTORY}:{_HISTORY}", where=self.where)
         except PackageError:
             self.close()
