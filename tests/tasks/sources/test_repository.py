@@ -90,6 +90,16 @@ def test_a_shallow_clone_is_used_without_its_history(tmp_path: Path) -> None:
     assert package.history and notes == []
 
 
+def test_a_hook_of_another_repository_may_start_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = repos.repository(tmp_path / "r", FILES)
+    repos.repository(tmp_path / "other", {"other.py": b""})
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "other" / ".git"))
+    monkeypatch.setenv("GIT_INDEX_FILE", str(tmp_path / "other" / ".git" / "index"))
+    found = read_repository(str(tmp_path / "r"), "")
+    assert (dict(found.files), found.commit, found.notes) == (FILES, commit, ())
+    assert write_bundle(str(tmp_path / "r"), commit, tmp_path / "bundle")
+
+
 def test_a_history_with_sha256_ids_is_read(tmp_path: Path) -> None:
     repos.write(tmp_path / "r", FILES)
     repos.git(tmp_path / "r", "init", "-q", "--object-format=sha256")

@@ -23,6 +23,15 @@ from woodshed.tasks.packages.workspace import MAX_FILE_BYTES
 
 QUIET = {"GIT_NO_LAZY_FETCH": "1", "LC_ALL": "C", "TZ": "UTC"}
 """Environment variables of every call of git."""
+_OF_HOOKS = frozenset((
+    "GIT_DIR", "GIT_WORK_TREE", "GIT_COMMON_DIR", "GIT_INDEX_FILE", "GIT_NAMESPACE", "GIT_OBJECT_DIRECTORY",
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_SHALLOW_FILE", "GIT_GRAFT_FILE", "GIT_PREFIX",
+))  # fmt: skip
+
+
+def git_environment() -> dict[str, str]:
+    """The environment of git, without the variables by which a hook that started us names its own repository."""
+    return {k: v for k, v in os.environ.items() if k not in _OF_HOOKS} | QUIET
 
 
 def git_command(verb: str, *arguments: str, more: Sequence[str] = ()) -> list[str]:
@@ -224,12 +233,8 @@ def _blobs(folder: Path, entries: list[tuple[str, str]], place: str) -> dict[str
 def _git(folder: Path | None, *arguments: str, where: str, stdin: bytes = b"", may_fail: bool = False) -> bytes:
     at = ["-C", str(folder)] if folder else []
     command = git_command(*arguments, more=["-c", "safe.directory=*", *at])
-    environment = {
-        **os.environ,
-        **QUIET,
-        "GIT_TERMINAL_PROMPT": "0",
-        "GIT_OPTIONAL_LOCKS": "0",
-    }  # git must never ask for a password
+    environment = git_environment()
+    environment |= {"GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0"}  # git must never ask for a password
     environment.setdefault("GIT_SSH_COMMAND", "ssh -o BatchMode=yes")
     try:
         done = subprocess.run(command, input=stdin, capture_output=True, env=environment, timeout=1800)
