@@ -173,6 +173,7 @@ def test_instructions() -> None:
         )
         assert f"line {line + 1}:\n\n```\n{source.split(chr(10))[line]}\n```" in text and "assert 1 == 2" in text
     assert [module_name(n) for n in ("a.py", "src/a/__init__.py", "lib/a/b.py")] == ["a", "a", "a.b"]
+    assert module_name("p/core/src/a/b.py", ("p/core", "p/core/src", ".")) == "a.b"
     with pytest.raises(KeyError):
         signature_of(source, "nothere")
 
