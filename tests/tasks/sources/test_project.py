@@ -77,6 +77,9 @@ OWN = (
         ("setup.cfg", f"[tool:pytest]\naddopts =\n    {ADDOPTS}\n"),
         ("pyproject.toml", f"[tool.pytest.ini_options]\naddopts = {json.dumps(ADDOPTS)}\n"),
         ("pyproject.toml", f"[tool.pytest.ini_options]\naddopts = {json.dumps(shlex.split(ADDOPTS))}\n"),
+        ("pyproject.toml", f"[tool.pytest]\naddopts = {json.dumps(shlex.split(ADDOPTS))}\n"),
+        ("pytest.toml", f"[pytest]\naddopts = {json.dumps(shlex.split(ADDOPTS))}\n"),
+        (".pytest.toml", f"[pytest]\naddopts = {json.dumps(shlex.split(ADDOPTS))}\n"),
     ],
 )
 def test_the_projects_own_arguments_are_kept_where_they_are_safe(file: str, config: str) -> None:
