@@ -12,7 +12,7 @@ from rich.console import Console
 
 from woodshed.view.bar import Bar
 
-from .options import BackendOption, CodeOption, JsonOption, MarkersOption, RootOption, TestsOption, roots_of
+from .options import BackendOption, CodeOption, JsonOption, MarkersOption, RootOption, TestsOption, paths_of
 from .tasks import _fail, _in_boxes, _print, _print_json, app
 
 if TYPE_CHECKING:
@@ -74,15 +74,15 @@ def install(
         raise _fail(ValueError("--judge needs --policy: there is nobody to judge"))
     place = PolicyPlace(policy, model, _key(key_env)) if policy is not None else None
     wishes = InstallWishes(
-        tuple(code or ()),
-        tuple(tests or ()),
+        paths_of(code),
+        paths_of(tests),
         tuple(needs or ()),
         seed,
         catalogue,
         place,
         judge,
         passing_share,
-        roots=roots_of(root),
+        roots=paths_of(root),
         markers=markers,
     )
     with Bar(Console(stderr=True)) as progress:

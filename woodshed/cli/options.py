@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -24,8 +24,9 @@ SuiteSecondsOption = Annotated[float, typer.Option(min=1, help="Time limit of on
 InstallOption = Annotated[Path | None, typer.Option(help="Folder of installs, as `tasks install` makes it")]
 
 
-def roots_of(root: list[str] | None) -> tuple[str, ...]:
-    return tuple(path.strip("/") for path in root or ())
+def paths_of(paths: list[str] | None) -> tuple[str, ...]:
+    """Return paths in a repository as its files are named: ``tests`` for ``./tests/``, as a shell may complete it."""
+    return tuple(PurePosixPath(path).as_posix() for path in paths or ())
 
 
 def wishes_of(
@@ -40,4 +41,4 @@ def wishes_of(
     """Return the user's options that complement what is found in a source."""
     from woodshed.tasks.pipeline.pin import Wishes
 
-    return Wishes(tuple(code or ()), tuple(tests or ()), tuple(needs or ()), install, roots_of(root), markers)
+    return Wishes(paths_of(code), paths_of(tests), tuple(needs or ()), install, paths_of(root), markers)

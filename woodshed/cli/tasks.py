@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar, get_args
 
 import typer
@@ -31,6 +32,7 @@ from .options import (
 )
 
 if TYPE_CHECKING:
+    from woodshed.record.task import Task
     from woodshed.tasks.pipeline.pin import Wishes
 
 app = typer.Typer(
@@ -146,7 +148,9 @@ def build(
     except PackageError as error:
         raise _fail(error) from None
     except ValidationError as error:
-        raise _fail(ValueError("; ".join(f"--{e['loc'][0]}: {e['msg']}" for e in error.errors()))) from None
+        named = {"kinds": "kind"}
+        why = "; ".join(f"--{named.get(str(e['loc'][0]), e['loc'][0])}: {e['msg']}" for e in error.errors())
+        raise _fail(ValueError(why)) from None
     wishes = wishes_of(code=code, tests=tests, needs=needs, install=install, root=root, markers=markers)
     report = BuildReport()
     console = Console(stderr=True)
@@ -181,8 +185,14 @@ def build(
         _print(report.table())
         for why, count in (words.refused if words else {}).items():
             _print(f"note: {count} instructions kept the template's words: the policy's {why}")
-        _print(f"{len(made)} tasks in {out}; look at one with `woodshed tasks show {made[0].path if made else out}`")
+        _print(last_line(report.tasks, made, out))
     raise typer.Exit(1 if any(p.error for p in report.packages) or not made else 0)
+
+
+def last_line(count: int, made: Sequence[Task], out: Path) -> str:
+    """Return the last line of a build. ``count``: number of tasks in ``out``; ``made``: those of its sources."""
+    advice = f"; look at one with `woodshed tasks show {quote(str(made[0].path))}`" if made else ""
+    return f"{count} tasks in {out}{advice}"
 
 
 @app.command()

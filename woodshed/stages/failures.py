@@ -38,7 +38,9 @@ def disk_problem(folder: Path, symptom: str = "") -> str | None:
     disk = os.statvfs(next(p for p in (folder, *folder.parents) if p.exists()))
     free = disk.f_bavail * disk.f_frsize
     no_inodes = disk.f_files > 0 and disk.f_favail == 0
-    if free > _LOW and not no_inodes and not any(sign in symptom for sign in _SIGNS):
+    writable = disk.f_blocks > 0 and not disk.f_flag & os.ST_RDONLY  # unlike /proc and a CD, which have no free space
+    full = writable and (free <= _LOW or no_inodes)
+    if not full and not any(sign in symptom for sign in _SIGNS):
         return None
     left = "no more files can be made" if no_inodes else f"{free >> 20} MiB free"
     return (

@@ -22,7 +22,7 @@ from woodshed.tasks.generators.prompts.instruction import (
 )
 from woodshed.tasks.packages.catalogue import load_catalogue
 from woodshed.tasks.packages.index import PackageError
-from woodshed.tasks.packages.prepare import CoveredFunction, Suite
+from woodshed.tasks.packages.prepare import CoveredFunction, Suite, unused_tests
 from woodshed.tasks.packages.workspace import protected_globs, submission_globs, surroundings, workspace_of
 from woodshed.tasks.settings import PackageTaskSettings
 
@@ -173,8 +173,17 @@ def test_instructions() -> None:
         )
         assert f"line {line + 1}:\n\n```\n{source.split(chr(10))[line]}\n```" in text and "assert 1 == 2" in text
     assert [module_name(n) for n in ("a.py", "src/a/__init__.py", "lib/a/b.py")] == ["a", "a", "a.b"]
+    assert module_name("p/core/src/a/b.py", ("p/core", "p/core/src", ".")) == "a.b"
     with pytest.raises(KeyError):
         signature_of(source, "nothere")
+
+
+def test_tests_that_are_not_used_are_told() -> None:
+    assert unused_tests(SUITE) == []
+    unstable = {"t.py::a": "skipped, then skipped: ", "t.py::b": "passed, then failed: no\n room", "t.py::c": "failed"}
+    files, tests = unused_tests(replace(SUITE, unstable=unstable, problems="u.py: not the\n same file"))
+    assert files == "test files that cannot be used: u.py: not the same file"
+    assert tests.endswith("are not used (2), such as t.py::b: passed, then failed: no room")
 
 
 def test_combine_needs_something_to_combine() -> None:

@@ -111,6 +111,22 @@ def test_odd_files_survive(tmp_path: Path) -> None:
     assert [t.digest for t in made] == [task.digest]
 
 
+def test_folders_may_be_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    task = save_task(
+        Path("task"),
+        name="tests/relative",
+        instruction="mend it\n",
+        workspace={"a.py": b"x = 1\n"},
+        info=TaskInfo(fail_to_pass=("t.py::test",), provenance={"package": "relative"}, timeout_sec=60),
+        tests={"test.sh": b"#!/bin/sh\n"},
+        solution={"a.py": b"x = 2\n"},
+    )
+    assert export_tasks([task], "swebench", Path("instances")).left_out == {}
+    made, _ = import_tasks(Path("instances"), Path("again"))
+    assert [t.digest for t in made] == [task.digest]
+
+
 def test_what_has_no_form_and_what_is_damaged_is_named(built: Built, tmp_path: Path) -> None:
     synthetic_task = save_task(
         tmp_path / "synthetic",

@@ -7,6 +7,7 @@ import json
 import random
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -54,6 +55,18 @@ def test_levels_of_every_kind_name_the_module(monkeypatch: pytest.MonkeyPatch) -
             assert ("words.text" in text or "tests/test_words.py" in text) and "test_text" not in text
             many = deletion_request(random.Random(seed), level, [SHOW, POP, PUSH], WORKSPACE, CHANGED, [TEST])
             assert "words" in many
+
+
+def test_modules_of_a_monorepo_have_their_import_names() -> None:
+    root = "packages/text/src"
+    function = replace(SHOW, module=f"{root}/{SHOW.module}")
+    workspace = {f"{root}/{name}": data for name, data in WORKSPACE.items()}
+    changed = {f"{root}/{name}": data for name, data in CHANGED.items()}
+    for kind, level in (("mutate", "precise"), ("mutate", "terse"), ("delete_function", "terse")):
+        candidate = Candidate("words", function, kind, kind, changed, 1, "train")
+        found = Facts(candidate, workspace, {**workspace, **changed}, workspace, [TEST], {TEST: "x"}, roots=(root, "."))
+        text = template(ALL, level, found)
+        assert "packages.text" not in text and ("words.stack" in text or "tests/test_words.py" in text)
 
 
 def test_mixed_draws_one_level_for_each_task() -> None:

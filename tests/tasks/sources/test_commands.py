@@ -8,7 +8,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from woodshed.cli.main import app
+from woodshed.cli.tasks import last_line
 from woodshed.record.task import Task, TaskError, TaskInfo, save_task
 from woodshed.tasks.languages.python import delete_body
 from woodshed.tasks.library.describe import describe
@@ -164,3 +167,16 @@ def test_numbers_of_one_task(tmp_path: Path) -> None:
 def test_a_verdict_is_one_line() -> None:
     verdict = Verdict(Path("a"), failures={"oracle": "the solution\nscores 0", "leak": "b.md"})
     assert "\n" not in str(verdict) and str(verdict).count(" -> ") == 2
+
+
+def test_a_build_ends_with_what_is_in_the_folder(tmp_path: Path) -> None:
+    assert last_line(0, [], tmp_path) == f"0 tasks in {tmp_path}"
+    task = handmade(tmp_path / "a task")
+    said = last_line(3, [task], tmp_path)
+    assert said == f"3 tasks in {tmp_path}; look at one with `woodshed tasks show '{task.path}'`"
+
+
+def test_an_unknown_kind_is_named_by_its_option(tmp_path: Path) -> None:
+    arguments = ["tasks", "build", str(tmp_path), "--out", str(tmp_path / "out"), "--kind", "mutates"]
+    said = CliRunner().invoke(app, arguments)
+    assert said.exit_code == 2 and "--kind: Input should be 'mutate'" in said.output

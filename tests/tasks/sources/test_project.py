@@ -7,6 +7,7 @@ import shlex
 
 import pytest
 
+from woodshed.cli.options import wishes_of
 from woodshed.tasks.packages.index import PackageError
 from woodshed.tasks.pipeline.pin import missing_advice
 from woodshed.tasks.sources.layout import find_layout
@@ -76,6 +77,9 @@ OWN = (
         ("setup.cfg", f"[tool:pytest]\naddopts =\n    {ADDOPTS}\n"),
         ("pyproject.toml", f"[tool.pytest.ini_options]\naddopts = {json.dumps(ADDOPTS)}\n"),
         ("pyproject.toml", f"[tool.pytest.ini_options]\naddopts = {json.dumps(shlex.split(ADDOPTS))}\n"),
+        ("pyproject.toml", f"[tool.pytest]\naddopts = {json.dumps(shlex.split(ADDOPTS))}\n"),
+        ("pytest.toml", f"[pytest]\naddopts = {json.dumps(shlex.split(ADDOPTS))}\n"),
+        (".pytest.toml", f"[pytest]\naddopts = {json.dumps(shlex.split(ADDOPTS))}\n"),
     ],
 )
 def test_the_projects_own_arguments_are_kept_where_they_are_safe(file: str, config: str) -> None:
@@ -114,6 +118,13 @@ def test_import_roots_of_a_monorepo() -> None:
     assert given.sources == ("packages/core/src/core", "tools/x")
     with pytest.raises(PackageError, match="'packages/none' is neither"):
         find_layout(Project(files), roots=["packages/none"])
+
+
+def test_paths_may_be_written_as_a_shell_completes_them() -> None:
+    wishes = wishes_of(
+        code=["./lib/a/"], tests=["checks/"], needs=None, install=None, root=["./lib/", "./"], markers=""
+    )
+    assert (wishes.code, wishes.tests, wishes.roots) == (("lib/a",), ("checks",), ("lib", "."))
 
 
 def test_what_cannot_be_found_is_said() -> None:

@@ -10,7 +10,9 @@ from woodshed.record.task import TaskError
 from woodshed.tasks.library.exchange.git import GitRepository
 from woodshed.tasks.packages.index import PackageError
 from woodshed.tasks.packages.source import read_sdist
-from woodshed.tasks.sources.repository import pack, read_folder, read_repository
+from woodshed.tasks.sources.obtain import obtain
+from woodshed.tasks.sources.repository import Objects, pack, read_folder, read_repository, write_bundle
+from woodshed.tasks.sources.spec import parse_source
 
 from . import repos
 
@@ -73,6 +75,41 @@ def test_a_partial_clone_fetches_nothing_by_the_program_that_it_names(tmp_path: 
     assert not ran.exists()
     repos.git(clone, "checkout", "-q", "HEAD")  # a person's own git does what the configuration says
     assert ran.exists()
+
+
+def test_a_shallow_clone_is_used_without_its_history(tmp_path: Path) -> None:
+    repos.repository(tmp_path / "r", FILES)
+    repos.git(tmp_path / "r", "commit", "-q", "--allow-empty", "-m", "two")
+    repos.git(tmp_path, "clone", "-q", "--depth", "1", f"file://{tmp_path}/r", "shallow")
+    spec = parse_source(str(tmp_path / "shallow"))
+    package, files, notes = obtain(spec, "shallow", tmp_path / "out", history=True)
+    assert files == FILES and package.history == ""
+    assert any("shallow clone" in note and "git fetch --unshallow" in note for note in notes)
+    repos.git(tmp_path / "shallow", "fetch", "-q", "--unshallow")
+    package, _, notes = obtain(spec, "shallow", tmp_path / "out", history=True)
+    assert package.history and notes == []
+
+
+def test_a_hook_of_another_repository_may_start_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = repos.repository(tmp_path / "r", FILES)
+    repos.repository(tmp_path / "other", {"other.py": b""})
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "other" / ".git"))
+    monkeypatch.setenv("GIT_INDEX_FILE", str(tmp_path / "other" / ".git" / "index"))
+    found = read_repository(str(tmp_path / "r"), "")
+    assert (dict(found.files), found.commit, found.notes) == (FILES, commit, ())
+    assert write_bundle(str(tmp_path / "r"), commit, tmp_path / "bundle")
+
+
+def test_a_history_with_sha256_ids_is_read(tmp_path: Path) -> None:
+    repos.write(tmp_path / "r", FILES)
+    repos.git(tmp_path / "r", "init", "-q", "--object-format=sha256")
+    repos.git(tmp_path / "r", "add", "-A", "-f", ".")
+    repos.git(tmp_path / "r", "commit", "-q", "-m", "one")
+    commit = repos.git(tmp_path / "r", "rev-parse", "HEAD")
+    write_bundle(str(tmp_path / "r"), commit, tmp_path / "bundle")
+    objects = Objects(tmp_path / "bundle")
+    assert objects.roots(commit) == [commit] and objects.files(commit) == FILES
+    objects.close()
 
 
 def test_failures_say_what_to_do(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from woodshed.tasks.generators.packages.report import BuildReport
 from woodshed.tasks.packages.history import Commit
 from woodshed.tasks.packages.index import PackageError
 from woodshed.tasks.pipeline.build import build_from_sources
-from woodshed.tasks.sources.repository import Objects, git_command, read_repository, write_bundle
+from woodshed.tasks.sources.repository import Objects, git_command, git_environment, read_repository, write_bundle
 from woodshed.tasks.sources.spec import SourceSpec, parse_source
 
 from .ambiguity import Endpoint
@@ -228,7 +228,7 @@ def names_of(spec: SourceSpec) -> list[str]:
     if Path(spec.place).is_dir():
         more = ["-c", "safe.directory=*", "-C", spec.place]
         command = git_command("config", "--get-regexp", r"^remote\..*\.url$", more=more)
-        done = subprocess.run(command, capture_output=True, check=False)
+        done = subprocess.run(command, capture_output=True, check=False, env=git_environment())
         lines = done.stdout.decode("utf-8", "replace").splitlines()
         names += [line.partition(" ")[2] for line in lines if " " in line]
     return names

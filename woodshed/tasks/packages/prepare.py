@@ -87,6 +87,18 @@ class Suite:
         return chosen
 
 
+def unused_tests(suite: Suite) -> list[str]:
+    """Notes about tests that cannot be used, for the report of a build; tests that are skipped need none."""
+    notes = []
+    if suite.problems:
+        notes.append(f"test files that cannot be used: {' '.join(suite.problems.split())[:400]}")
+    failing = {test: why for test, why in suite.unstable.items() if not why.startswith("skipped")}
+    for test, why in list(failing.items())[:1]:
+        shown = f"such as {test}: {' '.join(why.split())}"
+        notes.append(f"tests that do not pass twice in the box are not used ({len(failing)}), {shown}")
+    return notes
+
+
 class SuiteError(PackageError):
     """A suite cannot be used; ``text`` is the whole output of pytest about it."""
 

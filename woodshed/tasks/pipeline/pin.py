@@ -16,7 +16,7 @@ from woodshed.tasks.languages.node.project import NodeProject, is_node_project
 from woodshed.tasks.packages.catalogue import Catalogue, Module, Package, Wheel
 from woodshed.tasks.packages.dependencies import dependency_layers
 from woodshed.tasks.packages.index import PackageError
-from woodshed.tasks.packages.prepare import SUITE_SECONDS, Suite, SuiteError, prepare
+from woodshed.tasks.packages.prepare import SUITE_SECONDS, Suite, SuiteError, prepare, unused_tests
 from woodshed.tasks.packages.source import fetch
 from woodshed.tasks.sources.layout import find_layout
 from woodshed.tasks.sources.obtain import described, obtain, project_names
@@ -126,6 +126,8 @@ class Pinner:
                 f"some tests import {', '.join(missing)} and were not used; "
                 f"{missing_advice(missing, stated)}; use another --out"
             )
+        elif suite is not None:
+            notes += unused_tests(suite)
         _check_functions(name, suite)
         return Pinned(made, groups, tuple(notes))
 
@@ -169,7 +171,10 @@ class Pinner:
             raise failure
         _check_functions(made.name, suite)
         missing = [m for m in missing_modules(text) if not is_own_module(m, made)]
-        notes += [f"some tests import {', '.join(missing)} and were not used"] if missing else []
+        if missing:
+            notes.append(f"some tests import {', '.join(missing)} and were not used")
+        elif suite is not None:
+            notes += unused_tests(suite)
         return Pinned(made, dict(groups), (*notes, *found.notes))
 
     async def _suite(

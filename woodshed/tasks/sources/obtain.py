@@ -15,7 +15,7 @@ from woodshed.tasks.packages.source import KEPT_SOURCES, fetch_package, read_sdi
 
 from .layout import Layout
 from .project import UNKNOWN, Project
-from .repository import pack, read_folder, read_repository, write_bundle
+from .repository import ShallowError, pack, read_folder, read_repository, write_bundle
 from .requirements import canonical
 from .spec import SourceSpec
 
@@ -60,8 +60,12 @@ def obtain(
     )
     if history and commit:
         bundle = f"{name}-{version}.bundle"
-        commits = write_bundle(spec.place, commit, out / KEPT_SOURCES / bundle)
-        package = replace(package, history=bundle, history_sha256=hashlib.sha256(commits).hexdigest())
+        try:
+            commits = write_bundle(spec.place, commit, out / KEPT_SOURCES / bundle)
+        except ShallowError as error:
+            notes.append(f"no commits are replayed: {error}, and use another --out")
+        else:
+            package = replace(package, history=bundle, history_sha256=hashlib.sha256(commits).hexdigest())
     return package, read_sdist(fetch_package(package, out, cache=cache)), notes
 
 

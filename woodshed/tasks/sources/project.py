@@ -39,8 +39,11 @@ class Project:
 
     @cached_property
     def pyproject(self) -> dict[str, Any]:
+        return self._toml("pyproject.toml")
+
+    def _toml(self, name: str) -> dict[str, Any]:
         try:
-            return tomllib.loads(self.text("pyproject.toml"))
+            return tomllib.loads(self.text(name))
         except tomllib.TOMLDecodeError:
             return {}
 
@@ -68,23 +71,28 @@ class Project:
     @cached_property
     def pytest(self) -> dict[str, str]:
         """The pytest configuration, lists as lines, from the first file that pytest would use."""
-        for file, section in (("pytest.ini", "pytest"), (".pytest.ini", "pytest")):
+        return {k: "\n".join(map(str, v)) if isinstance(v, list) else str(v) for k, v in self._pytest.items()}
+
+    @cached_property
+    def _pytest(self) -> dict[str, Any]:
+        for file in ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini"):
+            if file in self.files and file.endswith(".toml"):
+                table = self._toml(file).get("pytest")
+                return table if isinstance(table, dict) else {}
             if file in self.files:
-                return self.section(file, section)
-        table = self.table("tool", "pytest", "ini_options")
-        if table:
-            return {k: "\n".join(map(str, v)) if isinstance(v, list) else str(v) for k, v in table.items()}
-        return self.section("tox.ini", "pytest") or self.section("setup.cfg", "tool:pytest")
+                return dict(self.section(file, "pytest"))
+        native = {k: v for k, v in self.table("tool", "pytest").items() if k != "ini_options"}  # since pytest 9
+        table = self.table("tool", "pytest", "ini_options") or native
+        return table or dict(self.section("tox.ini", "pytest") or self.section("setup.cfg", "tool:pytest"))
 
     @cached_property
     def addopts(self) -> list[str]:
         """The ``addopts`` of the pytest configuration; empty if they cannot be split as a shell does."""
-        listed = self.table("tool", "pytest", "ini_options").get("addopts")
-        stated = self.pytest.get("addopts", "")
-        if isinstance(listed, list) and stated == "\n".join(map(str, listed)):
-            return [str(word) for word in listed]
+        stated = self._pytest.get("addopts", "")
+        if isinstance(stated, list):
+            return [str(word) for word in stated]
         try:
-            return shlex.split(stated)
+            return shlex.split(str(stated))
         except ValueError:
             return []
 

@@ -23,6 +23,15 @@ from woodshed.tasks.packages.workspace import MAX_FILE_BYTES
 
 QUIET = {"GIT_NO_LAZY_FETCH": "1", "LC_ALL": "C", "TZ": "UTC"}
 """Environment variables of every call of git."""
+_OF_HOOKS = frozenset((
+    "GIT_DIR", "GIT_WORK_TREE", "GIT_COMMON_DIR", "GIT_INDEX_FILE", "GIT_NAMESPACE", "GIT_OBJECT_DIRECTORY",
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_SHALLOW_FILE", "GIT_GRAFT_FILE", "GIT_PREFIX",
+))  # fmt: skip
+
+
+def git_environment() -> dict[str, str]:
+    """The environment of git, without the variables by which a hook that started us names its own repository."""
+    return {k: v for k, v in os.environ.items() if k not in _OF_HOOKS} | QUIET
 
 
 def git_command(verb: str, *arguments: str, more: Sequence[str] = ()) -> list[str]:
@@ -107,11 +116,20 @@ def read_repository(place: str, commit: str) -> Snapshot:
         return _at_commit(copy, commit, place)
 
 
+class ShallowError(PackageError):
+    """A repository lacks the older part of its history."""
+
+
 def write_bundle(place: str, commit: str, target: Path) -> bytes:
-    """Write the history of ``commit`` into the file ``target``; return its bytes. Raises as ``read_repository``."""
+    """Write the history of ``commit`` into the file ``target``; return its bytes.
+
+    Raises as ``read_repository``, and ShallowError.
+    """
     with tempfile.TemporaryDirectory(prefix="woodshed-git-") as scratch:
         copy, bundle = Path(scratch) / "copy.git", Path(scratch) / "history.bundle"
         _git(None, "clone", "--quiet", "--bare", "--no-tags", "--", place, str(copy), where=place)
+        if _git(copy, "rev-parse", "--is-shallow-repository", where=place).strip() == b"true":
+            raise ShallowError(f"{place}: is a shallow clone; complete its history with `git fetch --unshallow`")
         _git(copy, "update-ref", _HISTORY, commit, where=place)
         _git(copy, "bundle", "create", "--quiet", str(bundle), _HISTORY, where=place)
         if bundle.stat().st_size > MAX_BYTES:
@@ -129,7 +147,10 @@ class Objects:
         self._scratch = tempfile.TemporaryDirectory(prefix="woodshed-git-")
         self.folder = Path(self._scratch.name) / "copy.git"
         try:
-            _git(None, "init", "--quiet", "--bare", str(self.folder), where=self.where)
+            with bundle.open("rb") as file:
+                form = "sha256" if b"@object-format=sha256\n" in file.read(256) else "sha1"
+            init = ("--quiet", "--bare", f"--object-format={form}", str(self.folder))
+            _git(None, "init", *init, where=self.where)
             _git(self.folder, "fetch", "--quiet", str(bundle.absolute()), f"{_HISTORY}:{_HISTORY}", where=self.where)
         except PackageError:
             self.close()
@@ -212,12 +233,8 @@ def _blobs(folder: Path, entries: list[tuple[str, str]], place: str) -> dict[str
 def _git(folder: Path | None, *arguments: str, where: str, stdin: bytes = b"", may_fail: bool = False) -> bytes:
     at = ["-C", str(folder)] if folder else []
     command = git_command(*arguments, more=["-c", "safe.directory=*", *at])
-    environment = {
-        **os.environ,
-        **QUIET,
-        "GIT_TERMINAL_PROMPT": "0",
-        "GIT_OPTIONAL_LOCKS": "0",
-    }  # git must never ask for a password
+    environment = git_environment()
+    environment |= {"GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0"}  # git must never ask for a password
     environment.setdefault("GIT_SSH_COMMAND", "ssh -o BatchMode=yes")
     try:
         done = subprocess.run(command, input=stdin, capture_output=True, env=environment, timeout=1800)

@@ -97,6 +97,7 @@ class Trial:
             texts=texts,
             parts=parts,
             shown=self.shown(candidate),
+            roots=self.package.path,
         )
         text = await self.writer.write(facts)
         if candidate.commit is not None:

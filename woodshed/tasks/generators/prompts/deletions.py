@@ -42,12 +42,13 @@ def deletion_request(
     tests: Sequence[str],
     *,
     python: bool = True,
+    roots: Sequence[str] = (),
 ) -> str:
     """Ask for the deleted ``functions``; the task is named after the first one.
 
     ``workspace``: the package with them; ``changed``: the files without them. The instruction mentions only functions
     whose definition is left: private helpers that were removed entirely are up to the solver. Code that is not
-    ``python`` is not parsed, and its level is not ``precise``.
+    ``python`` is not parsed, and its level is not ``precise``. ``roots``: as for ``module_name``.
     """
     spans = {path: function_spans(data.decode()) for path, data in changed.items()} if python else {}
     left = {(path, s.name) for path, found in spans.items() for s in found}
@@ -56,7 +57,7 @@ def deletion_request(
     first = public[0]
     values = {
         "name": subject(public),
-        "module": module_name(first.module),
+        "module": module_name(first.module, roots),
         "files": files,
         "purpose": purpose(workspace[first.module].decode(), first.name) if python else "",
         **_counted(public),

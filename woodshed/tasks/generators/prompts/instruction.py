@@ -6,6 +6,7 @@ import ast
 import random
 import re
 import textwrap
+from collections.abc import Sequence
 from pathlib import PurePosixPath
 
 from woodshed.record.python_source import parse_python
@@ -28,11 +29,11 @@ _DELETED = (
 )
 
 
-def bug_report(rng: random.Random, module: str, test: str, text: str) -> str:
+def bug_report(rng: random.Random, module: str, test: str, text: str, roots: Sequence[str] = ()) -> str:
     """Report a failing test, with the observed and the expected value as its assertion states them."""
     file, _, name = short_test(test).partition("::")
     observed = textwrap.indent(_clip(text), "    ")
-    return rng.choice(_BUG).format(module=module_name(module), file=file, test=name, observed=observed)
+    return rng.choice(_BUG).format(module=module_name(module, roots), file=file, test=name, observed=observed)
 
 
 def located_bug_report(
@@ -84,13 +85,15 @@ def signature_of(source: str, name: str) -> str:
     return textwrap.dedent("\n".join(lines)).rstrip()
 
 
-def module_name(path: str) -> str:
-    """Import name of a module file: ``src/cachetools/func.py`` is ``cachetools.func``; other files keep their path."""
+def module_name(path: str, roots: Sequence[str] = ()) -> str:
+    """Import name of a module file: ``src/cachetools/func.py`` is ``cachetools.func``; other files keep their path.
+
+    ``roots``: import roots besides ``src`` and ``lib``, such as ``packages/core/src``.
+    """
     if not path.endswith(".py"):
         return path
-    parts = list(PurePosixPath(path).with_suffix("").parts)
-    if parts[0] in ("src", "lib"):
-        parts = parts[1:]
+    within = [f"{root}/" for root in (*roots, "src", "lib") if path.startswith(f"{root}/")]
+    parts = PurePosixPath(path.removeprefix(max(within, key=len, default=""))).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 

@@ -43,12 +43,14 @@ _TERSE = (
 )
 
 
-def vague_report(rng: random.Random, level: str, module: str, name: str, test: str, observed: str) -> str:
+def vague_report(
+    rng: random.Random, level: str, module: str, name: str, test: str, observed: str, roots: Sequence[str] = ()
+) -> str:
     """Report a bug without saying where it is. ``name``: the function at fault, of which at most the last part is used;
-    ``observed``: the output of a failing test."""
+    ``observed``: the output of a failing test; ``roots``: as for ``module_name``."""
     lines = [line.strip() for line in without_addresses(observed).splitlines() if line.strip()]
     values = {
-        "module": module_name(module),
+        "module": module_name(module, roots),
         "file": test.partition("::")[0],
         "area": name.rpartition(".")[2].strip("_"),
         "observed": (lines or ["a test fails"])[0][:160],
@@ -123,7 +125,7 @@ class Shown:
 class Facts:
     """Inputs of a task's instruction. ``workspace``: the unchanged package; ``start``: as the agent gets it; ``gold``:
     the solution; ``broken``: failing tests; ``texts``: failing test -> its output; ``parts``: the tasks of a
-    ``combine``; ``shown``: set for code that is not Python."""
+    ``combine``; ``shown``: set for code that is not Python; ``roots``: import roots of the package."""
 
     candidate: Candidate
     workspace: Mapping[str, bytes]
@@ -133,6 +135,7 @@ class Facts:
     texts: Mapping[str, str]
     parts: Sequence[Task] = ()
     shown: Shown | None = None
+    roots: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -182,6 +185,7 @@ def template(settings: PackageTaskSettings, level: str, facts: Facts) -> str:
             changed=files,
             tests=facts.broken,
             python=shown is None,
+            roots=facts.roots,
         )
     if candidate.kind == "delete_function":
         return feature_request(
@@ -189,14 +193,16 @@ def template(settings: PackageTaskSettings, level: str, facts: Facts) -> str:
         )
     observed, source = facts.texts[first], candidate.source.decode()
     if level != "precise":
-        return vague_report(rng=rng, level=level, module=module, name=name, test=first, observed=observed)
+        return vague_report(
+            rng=rng, level=level, module=module, name=name, test=first, observed=observed, roots=facts.roots
+        )
     if settings.prompt == "located":
         return located_bug_report(rng=rng, path=module, name=name, source=source, test=first, text=observed, first=line)
     if settings.prompt == "pointed":
         return pointed_bug_report(
             rng=rng, path=module, name=name, source=source, test=first, text=observed, line=candidate.line, first=line
         )
-    return bug_report(rng, module, first, observed)
+    return bug_report(rng, module, first, observed, facts.roots)
 
 
 def _several(level: str, parts: Sequence[Task]) -> str:

@@ -18,7 +18,7 @@ from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend, SandboxError
 from woodshed.tasks.packages.catalogue import Catalogue, Module, Package
 from woodshed.tasks.packages.index import PackageError
-from woodshed.tasks.packages.prepare import SUITE_SECONDS
+from woodshed.tasks.packages.prepare import SUITE_SECONDS, unused_tests
 from woodshed.tasks.packages.source import read_sdist
 
 from .npm import fetch, resolve
@@ -157,8 +157,7 @@ async def pin_node(
             f"{', '.join(unstated)} is loaded but not stated in package.json; name it with --needs, and use another "
             "--out"
         )
-    if suite.problems:
-        notes.append(f"test files that cannot be used: {suite.problems[:300]}")
+    notes += unused_tests(suite)
     if not project.licence:
         notes.append("package.json states no licence: find it out before you pass these tasks on")
     return made, modules, tuple(notes)

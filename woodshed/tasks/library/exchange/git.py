@@ -19,7 +19,7 @@ class GitRepository:
     missing or fails."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path = path.absolute()  # git runs in it, so GIT_DIR must not depend on the current folder
         if not (path / "HEAD").exists():
             path.mkdir(parents=True, exist_ok=True)
             self._git("init", "--quiet", "--bare")
