@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from real_runs import SMOKE
 
-from woodshed.recipe.load import RecipeError, load_recipe
-from woodshed.record.run_directory import RunDirectory
+from woodshed.recipe.load import RecipeError, dump_recipe, load_recipe
+from woodshed.record.run_directory import RunDirectory, write_text
 from woodshed.record.task import TaskError
 from woodshed.sandbox import open_backend
+from woodshed.stages.__main__ import main
 from woodshed.stages.failures import StageFailed
 from woodshed.stages.make_tasks import make_tasks
 from woodshed.stages.tasks import load_split
@@ -176,3 +177,13 @@ def test_an_instruction_that_names_no_file_needs_a_tool_to_search_with(tmp_path:
     source.write_text(SOURCE.replace('instruction="fix f.py"', 'instruction="fix it"'))
     with pytest.raises(StageFailed, match=r'add "grep" to harness\.tools'):
         drawn("good", tmp_path, 'tasks.main="silent_source:good"')
+
+
+def test_the_log_says_where_it_raised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = RunDirectory(tmp_path / "run")
+    write_text(run.recipe, dump_recipe(load_recipe(SMOKE, [*COUNTS, 'tasks.main="my_source:raising"'])))
+    with pytest.raises(SystemExit) as ended:
+        main("tasks", str(run.root))
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and 'my_source.py", line' in said
+    assert said.splitlines()[-1] == "fatal: my_source:raising (train): KeyError: 'no such data set'"

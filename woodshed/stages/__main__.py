@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import traceback
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -50,6 +51,8 @@ def main(stage: str, root: str) -> None:
     try:
         work(load_recipe(run.recipe), run, *(() if number is None else (number,)))
     except HOPELESS as error:
+        if error.__cause__ is not None:  # the message says what a user's own code raised, and not where
+            traceback.print_exception(error.__cause__)
         print(f"{FATAL}{error}", file=sys.stderr)
         sys.exit(2)
 
