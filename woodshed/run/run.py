@@ -39,7 +39,7 @@ from woodshed.tasks.packages.catalogue import load_catalogue
 from woodshed.tasks.packages.index import Index, PackageError
 from woodshed.tasks.packages.source import is_cached
 from woodshed.tasks.settings import PackageTaskSettings
-from woodshed.view.expected import ExpectedError
+from woodshed.view.expected import Expected, ExpectedError
 from woodshed.weights.errors import ChainError
 from woodshed.weights.fence import Head
 
@@ -355,6 +355,18 @@ def write_report(root: Path, console: Console) -> None:
 
     try:
         run = RunDirectory(root.absolute())
-        build_report(run, console, expected_curves(recipe_of(run)))
+        build_report(run, console, _expected(run))
     except (ReportError, DirectoryError, ExpectedError, RecipeError) as error:
         raise RunError(str(error)) from None
+
+
+def _expected(run: RunDirectory) -> Expected | None:
+    """Return the expected curves of a run; None also for a recipe that cannot be used here, such as one that names a
+    module of the user's and is reported in another folder: the report needs only the records. Raises RecipeError."""
+    try:
+        return expected_curves(recipe_of(run))
+    except RecipeError:
+        with contextlib.suppress(OSError, ValueError):  # there is no recipe, or it is no TOML
+            tomllib.loads(run.recipe.read_text(encoding="utf-8"))
+            return None
+        raise
