@@ -70,6 +70,10 @@ def raising(folder, split, count, seed):
     raise KeyError("no such data set")
 
 
+def exits(folder, split, count, seed):
+    raise SystemExit
+
+
 def paths(folder, split, count, seed):
     return [task.path for task in good(folder, split, count, seed)]
 
@@ -179,11 +183,18 @@ def test_an_instruction_that_names_no_file_needs_a_tool_to_search_with(tmp_path:
         drawn("good", tmp_path, 'tasks.main="silent_source:good"')
 
 
-def test_the_log_says_where_it_raised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("raising", "my_source:raising (train): KeyError: 'no such data set'"),
+        ("exits", "the stage tasks was ended by a call of sys.exit(None); see the log"),
+    ],
+)
+def test_the_log_says_where_it_raised(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, says: str) -> None:
     run = RunDirectory(tmp_path / "run")
-    write_text(run.recipe, dump_recipe(load_recipe(SMOKE, [*COUNTS, 'tasks.main="my_source:raising"'])))
+    write_text(run.recipe, dump_recipe(load_recipe(SMOKE, [*COUNTS, f'tasks.main="my_source:{name}"'])))
     with pytest.raises(SystemExit) as ended:
         main("tasks", str(run.root))
     said = capsys.readouterr().err
     assert ended.value.code == 2 and 'my_source.py", line' in said
-    assert said.splitlines()[-1] == "fatal: my_source:raising (train): KeyError: 'no such data set'"
+    assert said.splitlines()[-1] == f"fatal: {says}"

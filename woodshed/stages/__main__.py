@@ -55,6 +55,10 @@ def main(stage: str, root: str) -> None:
             traceback.print_exception(error.__cause__)
         print(f"{FATAL}{error}", file=sys.stderr)
         sys.exit(2)
+    except SystemExit as error:  # with status 0 the stage would count as finished
+        traceback.print_exception(error)
+        print(f"{FATAL}the stage {stage} was ended by a call of sys.exit({error.code!r}); see the log", file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == "__main__":
