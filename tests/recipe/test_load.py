@@ -46,6 +46,10 @@ def test_a_builtin_recipe_is_found_by_its_name_and_starts_a_users_own(tmp_path: 
 @pytest.mark.parametrize(
     ("text", "overrides", "message"),
     [
+        *(
+            ('name = "x"\n', [f"evaluate.temperatures=[{at}]"], r"evaluate\.temperatures: .* from 0 to 2")
+            for at in ("2.5", "-1", "nan", "inf")
+        ),
         (
             'name = "x"\n\n[rl]\ngroup_sise = 3\n',
             [],
