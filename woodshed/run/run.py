@@ -19,6 +19,7 @@ from rich.text import Text
 
 from woodshed.cluster.supervisor import ProgramFailed, Supervisor
 from woodshed.evaluate.arms import ADOPT
+from woodshed.harness.registry import harness_hash
 from woodshed.monitors.judge import JudgeError, judge_key
 from woodshed.policy.config import ConfigError, DecoderConfig
 from woodshed.recipe.load import RecipeError, dump_recipe, earlier_run, load_recipe, recipe_of
@@ -27,6 +28,8 @@ from woodshed.recipe.rounds import rounds_of
 from woodshed.record.atomic import locked
 from woodshed.record.cache import cache_directory
 from woodshed.record.run_directory import DirectoryError, RunDirectory, write_text
+from woodshed.record.settings import is_reference
+from woodshed.record.store import TrajectoryStore
 from woodshed.record.task import TaskError
 from woodshed.sandbox.protocol import SandboxError
 from woodshed.stages.adopt import refusal
@@ -105,6 +108,7 @@ def claim(run: RunDirectory, recipe: Recipe, *, fresh: bool) -> Iterator[None]:
             if fresh or (run.root / _AWAY).is_dir():
                 _empty(run.root)
             _settle_recipe(run, recipe)
+            _check_own_tools(run, recipe)
             settle_key(recipe.grading, run.root)
             yield
     except DirectoryError as error:
@@ -147,6 +151,24 @@ def _settle_recipe(run: RunDirectory, recipe: Recipe) -> None:
         raise RunError(
             f"{run.root} holds a run of another recipe (different: {fields}); continue it with "
             f"`woodshed run {run.root}`, choose another directory with --out, or start over with --fresh"
+        )
+
+
+def _check_own_tools(run: RunDirectory, recipe: Recipe) -> None:
+    """Raise RunError if tools of the user's are not those of the trajectories that the run has so far."""
+    own = [name for name in recipe.harness.tools if is_reference(name)]
+    if not own or recipe.harness.program is not None or not run.trajectories.exists():
+        return
+    store = TrajectoryStore(run.trajectories)
+    try:
+        known = {row["harness_hash"] for row in store.rows()}
+    finally:
+        store.close()
+    if known - {harness_hash(recipe.harness)}:
+        raise RunError(
+            f"harness.tools: {', '.join(own)}: the source, or Woodshed, was changed since this run began, and "
+            "trajectories of different tools are not compared; restore it, choose another directory with --out, or "
+            "start over with --fresh"
         )
 
 
