@@ -50,6 +50,10 @@ def twice(folder, split, count, seed):
     return [_task(folder, f"{split}-{number}", split, title="mine/same") for number in range(count)]
 
 
+def alike(folder, split, count, seed):
+    return [_task(folder, f"{split}-{number}", split, title=title) for number, title in enumerate(("a.b/c", "a/b.c"))]
+
+
 def across(folder, split, count, seed):
     return [_task(folder, f"{split}-{number}", split, title=f"mine/{number}") for number in range(count)]
 
@@ -142,6 +146,7 @@ def test_a_task_that_fails_its_gates_stops_the_stage(tmp_path: Path) -> None:
     ("name", "says"),
     [
         ("twice", "two of its train tasks are called mine/same"),
+        ("alike", "two of its train tasks are called a.b/c and a/b.c; names must differ"),
         ("across", "tasks of two splits are both called mine/0"),
         ("few", "my_source:few wrote 1 train tasks, and 2 were asked for"),
         ("deep", "task directories lie directly below its folder"),
