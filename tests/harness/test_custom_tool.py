@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from tests.gateway.parts import HERMES, ScriptedEngine
 from tests.grading import toy
 from tests.programs import play, served
+from woodshed.harness.calls import Runner
+from woodshed.harness.episode import Call
 from woodshed.harness.registry import ToolRegistry, harness_hash
+from woodshed.harness.session import Session
 from woodshed.harness.settings import HarnessSettings
 from woodshed.recipe.load import RecipeError, dump_recipe, load_recipe
 from woodshed.sandbox import open_backend
@@ -19,6 +26,8 @@ from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Limits
 
 TOOL = """
+import pathlib
+from pydantic import field_validator
 from woodshed import Arguments, Session, Tool, ToolError, ToolResult
 
 ENDING = "!"
@@ -58,6 +67,27 @@ class Broken(Shout):
 
     def schema(self):
         return {"function": object()}
+
+
+class OddArguments(Arguments):
+    path: pathlib.Path
+
+    @field_validator("path")
+    @classmethod
+    def known(cls, path):
+        return {"text": path, "nothing": path, "number": path, "error": path, "plain": path}[str(path)]
+
+
+class Odd(Tool):
+    name = "odd"
+    Args = OddArguments
+
+    def description(self):
+        return "Answer in strange ways."
+
+    async def run(self, args, session):
+        answers = {"text": "no result", "number": ToolResult(5), "error": ToolResult("", 5), "plain": ToolResult("x")}
+        return answers.get(str(args.path))
 
 
 NUMBER = 7
@@ -134,6 +164,18 @@ def test_the_hash_counts_name_schema_and_source(module: Path, monkeypatch: pytes
     hashes = [hash_of(source) for source in sources]
     assert len(set(hashes)) == len(sources) and hash_of(TOOL) == hashes[0]
     assert harness_hash(HarnessSettings(tools=("finish",))) not in hashes
+
+
+def test_an_answer_or_a_check_of_arguments_that_fails_is_an_internal_error(module: Path) -> None:
+    """It must not end the episode as a failure of this machine. Arguments are recorded as JSON, whatever their type."""
+    settings = HarnessSettings(tools=("mine_tools:Odd",))
+    runner = Runner(ToolRegistry(settings.tools, settings), cast(Session, SimpleNamespace(
+        settings=settings, finished=False, deadline=time.monotonic() + 1e6
+    )))  # fmt: skip
+    names = ["text", "nothing", "number", "error", "unknown to the validator", "plain"]
+    events = asyncio.run(runner.run([Call(name, "odd", json.dumps({"path": name})) for name in names], 1))
+    assert [event.error for event in events] == ["internal_error"] * 5 + [None]
+    assert events[-1].result == "x" and events[-1].arguments == {"path": "plain"}
 
 
 def test_it_runs_in_a_real_box_through_the_loop(module: Path, tmp_path: Path) -> None:

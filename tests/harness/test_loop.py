@@ -12,6 +12,7 @@ from woodshed.harness.episode import Episode, Moment, Observer
 from woodshed.harness.errors import EndpointLost
 from woodshed.harness.loop import run_episode
 from woodshed.harness.prompt import summary_text
+from woodshed.harness.registry import ToolRegistry
 from woodshed.harness.settings import (
     ALL_TOOLS,
     REQUEST,
@@ -21,6 +22,7 @@ from woodshed.harness.settings import (
     SummarySettings,
 )
 from woodshed.harness.tools.base import ToolResult
+from woodshed.policy.formats.compact import CompactFormat
 from woodshed.sandbox.protocol import SandboxError
 
 from .conftest import Script, Step, call, say, serve
@@ -117,6 +119,23 @@ def test_a_call_that_could_not_be_read_beside_one_that_could(box: FolderBox) -> 
     assert [e.error for e in episode.events] == [None, "malformed_call"]
     assert [m["role"] for m in script.requests[1]["messages"][2:]] == ["assistant", "tool", "user"]
     assert "parse_error" not in script.requests[1]["messages"][2]
+
+
+@pytest.mark.parametrize(
+    ("text", "errors"),
+    [("fly away", ["unknown_tool", "malformed_call"]), ("edit a.py 1", ["invalid_arguments", "malformed_call"])],
+)
+def test_one_call_that_the_compact_format_cannot_parse_counts_once(
+    box: FolderBox, text: str, errors: list[str]
+) -> None:
+    """The format makes a call of it and says what is wrong, and the policy is told both."""
+    settings = SETTINGS.model_copy(update={"tools": ("read_file", "edit_line", "finish")})
+    parsed = CompactFormat().parse(text, ToolRegistry(settings.tools, settings).schemas())
+    step = call((parsed.tool_calls[0].name, parsed.tool_calls[0].arguments_json))
+    step["message"]["parse_error"] = parsed.error
+    episode, _ = play(box, step, call(("finish", {})), settings=settings)
+    assert [event.error for event in episode.events[:-1]] == errors
+    assert episode.status == "submitted" and episode.effort.turns == 2 and episode.effort.invalid_calls == 1
 
 
 def test_a_good_call_resets_the_count_and_failures_of_tools_are_not_bad(box: FolderBox) -> None:

@@ -32,6 +32,22 @@ def says_text(episode):
     return ["no finding"]
 
 
+def without_evidence(episode):
+    yield Finding("without_evidence", 3, None)
+
+
+def evidence_of_bytes(episode):
+    yield Finding("evidence_of_bytes", 3, b"sleep 9")
+
+
+def turn_in_words(episode):
+    yield Finding("turn_in_words", "third", "sleep 9")
+
+
+def reads_a_missing_file(episode):
+    open("/no/such/file")
+
+
 def wants_more(episode, threshold):
     return ()
 
@@ -106,7 +122,10 @@ def test_one_that_is_off_need_not_be_there(tmp_path: Path) -> None:
     load_recipe(recipe(tmp_path, '"no_such_module:x" = "off"'))
 
 
-@pytest.mark.parametrize("name", ["fails", "says_text"])
+@pytest.mark.parametrize(
+    "name",
+    ["fails", "says_text", "without_evidence", "evidence_of_bytes", "turn_in_words", "reads_a_missing_file"],
+)
 def test_a_monitor_that_fails_finds_nothing_and_the_others_go_on(name: str) -> None:
     found = inspect(EPISODE, [f"mine_monitors:{name}", SLEEPS])
     assert [finding.monitor for finding in found] == [SLEEPS]

@@ -47,6 +47,16 @@ def test_a_builtin_recipe_is_found_by_its_name_and_starts_a_users_own(tmp_path: 
     ("text", "overrides", "message"),
     [
         (
+            'name = "x"\n[rl]\n',
+            ["rl.rewards.effrt=0.1"],
+            r"^--set rl\.rewards\.effrt=0\.1: rl: .*did you mean 'effort'",
+        ),
+        ('name = "x"\n[rl.rewards]\neffrt = 1\n', ["rl.steps=3"], r"x\.toml: rl: .*did you mean 'effort'"),
+        *(
+            ('name = "x"\n', [f"evaluate.temperatures=[{at}]"], r"evaluate\.temperatures: .* from 0 to 2")
+            for at in ("2.5", "-1", "nan", "inf")
+        ),
+        (
             'name = "x"\n\n[rl]\ngroup_sise = 3\n',
             [],
             r"x\.toml:4: rl\.group_sise: unknown field; did you mean 'group_size'",

@@ -28,6 +28,13 @@ def test_what_a_module_raises_is_said_with_the_field(tmp_path: Path, monkeypatch
     (tmp_path / "broken.py").write_text("1 / 0\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    for reference, why in (("broken:A", "ZeroDivisionError"), ("broken2:A", "ModuleNotFoundError"), ("os:A", "'A'")):
+    (tmp_path / "ends.py").write_text("import sys\nsys.exit()\n")
+    reasons = {
+        "broken:A": "ZeroDivisionError",
+        "ends:A": "SystemExit",
+        "broken2:A": "ModuleNotFoundError",
+        "os:A": "'A'",
+    }
+    for reference, why in reasons.items():
         with pytest.raises(ValueError, match=f"rl.algorithm: '{reference}' cannot be loaded: .*{why}"):
             load_reference(reference, "rl.algorithm")

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from woodshed.record.run_directory import DirectoryError
 from woodshed.record.segment import Segment, Span
 from woodshed.record.store import TrajectoryStore, trajectory_from_bytes, trajectory_to_bytes
 from woodshed.record.trajectory import Effort, Outcome, ToolEvent, Trajectory
@@ -121,3 +122,19 @@ def test_a_kill_inside_compact_leaves_every_id_in_one_shard(tmp_path: Path) -> N
     shards = [id for shard in tmp_path.glob("shard-*.parquet") for id in pq.read_table(shard)["id"].to_pylist()]
     assert sorted(shards) == [f"g0-{n}" for n in range(5)]
     assert [t.id for t in store] == sorted(shards)
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "another"])
+def test_a_shard_that_cannot_be_read_is_named(tmp_path: Path, damage: str) -> None:
+    store = TrajectoryStore(tmp_path)
+    for number in range(2):
+        store.add(make(number))
+        assert store.compact(1) == 1
+    shard = tmp_path / "shard-00001.parquet"
+    if damage == "missing":
+        shard.unlink()
+    else:
+        shard.write_bytes(b"PAR1" if damage == "cut" else (tmp_path / "shard-00000.parquet").read_bytes())
+    assert store.get("g0-0") is not None
+    with pytest.raises(DirectoryError, match=r"shard-00001\.parquet is missing or damaged"):
+        list(store)

@@ -29,6 +29,18 @@ def test_a_folder_without_a_run_is_named(tmp_path: Path, command: list[str]) -> 
     assert "nowhere is not a run directory" in result.stderr and "there are" not in result.stderr
 
 
+def test_a_report_needs_no_module_that_the_recipe_names(tmp_path: Path) -> None:
+    """It may be read on another machine, or in another folder."""
+    recipe = dump_recipe(load_recipe("smoke")).replace('main = "synthetic"', 'main = "not_here:source"')
+    (tmp_path / "recipe.toml").write_text(recipe)
+    TrajectoryStore(tmp_path / "trajectories").close()
+    result = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert result.exit_code == 2 and "no evaluation yet" in result.stderr, result.output
+    (tmp_path / "recipe.toml").write_text("main = ")
+    result = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert result.exit_code == 2 and "not valid TOML" in result.stderr, result.output
+
+
 @DAMAGES
 @pytest.mark.parametrize("command", ("report", "monitors"))
 def test_a_damaged_index_is_named(tmp_path: Path, command: str, damage: str) -> None:

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from real_runs import SMOKE
 
-from woodshed.recipe.load import RecipeError, load_recipe
-from woodshed.record.run_directory import RunDirectory
+from woodshed.recipe.load import RecipeError, dump_recipe, load_recipe
+from woodshed.record.run_directory import RunDirectory, write_text
 from woodshed.record.task import TaskError
 from woodshed.sandbox import open_backend
+from woodshed.stages.__main__ import main
 from woodshed.stages.failures import StageFailed
 from woodshed.stages.make_tasks import make_tasks
 from woodshed.stages.tasks import load_split
@@ -49,6 +50,10 @@ def twice(folder, split, count, seed):
     return [_task(folder, f"{split}-{number}", split, title="mine/same") for number in range(count)]
 
 
+def alike(folder, split, count, seed):
+    return [_task(folder, f"{split}-{number}", split, title=title) for number, title in enumerate(("a.b/c", "a/b.c"))]
+
+
 def across(folder, split, count, seed):
     return [_task(folder, f"{split}-{number}", split, title=f"mine/{number}") for number in range(count)]
 
@@ -67,6 +72,10 @@ def mislabelled(folder, split, count, seed):
 
 def raising(folder, split, count, seed):
     raise KeyError("no such data set")
+
+
+def exits(folder, split, count, seed):
+    raise SystemExit
 
 
 def paths(folder, split, count, seed):
@@ -137,6 +146,7 @@ def test_a_task_that_fails_its_gates_stops_the_stage(tmp_path: Path) -> None:
     ("name", "says"),
     [
         ("twice", "two of its train tasks are called mine/same"),
+        ("alike", "two of its train tasks are called a.b/c and a/b.c; names must differ"),
         ("across", "tasks of two splits are both called mine/0"),
         ("few", "my_source:few wrote 1 train tasks, and 2 were asked for"),
         ("deep", "task directories lie directly below its folder"),
@@ -176,3 +186,20 @@ def test_an_instruction_that_names_no_file_needs_a_tool_to_search_with(tmp_path:
     source.write_text(SOURCE.replace('instruction="fix f.py"', 'instruction="fix it"'))
     with pytest.raises(StageFailed, match=r'add "grep" to harness\.tools'):
         drawn("good", tmp_path, 'tasks.main="silent_source:good"')
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("raising", "my_source:raising (train): KeyError: 'no such data set'"),
+        ("exits", "the stage tasks was ended by a call of sys.exit(None); see the log"),
+    ],
+)
+def test_the_log_says_where_it_raised(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, says: str) -> None:
+    run = RunDirectory(tmp_path / "run")
+    write_text(run.recipe, dump_recipe(load_recipe(SMOKE, [*COUNTS, f'tasks.main="my_source:{name}"'])))
+    with pytest.raises(SystemExit) as ended:
+        main("tasks", str(run.root))
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and 'my_source.py", line' in said
+    assert said.splitlines()[-1] == f"fatal: {says}"

@@ -34,6 +34,6 @@ class EvaluateSettings(Settings):
     @field_validator("temperatures")
     @classmethod
     def _usable(cls, value: tuple[float, ...]) -> tuple[float, ...]:
-        if not value or min(value) < 0 or len(set(value)) < len(value):
-            raise ValueError("give at least one temperature, each once, none below 0")
+        if not value or len(set(value)) < len(value) or not all(0 <= at <= 2 for at in value):
+            raise ValueError("give at least one temperature, each once, from 0 to 2, as the policy server takes them")
         return tuple(sorted(value))

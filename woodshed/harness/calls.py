@@ -70,7 +70,7 @@ class Runner:
             reaction = await self.notify(Moment("call", turn, call=call)) if self.notify else None
             try:
                 tool, args = self.registry.parse(call.name, call.arguments)
-                arguments = args.model_dump(exclude_unset=True)
+                arguments = args.model_dump(mode="json", exclude_unset=True)
                 if isinstance(reaction, ToolResult):
                     result = reaction
                 else:

@@ -169,7 +169,8 @@ class _Agent:
         self.effort.tool_calls += len(events)
         self.effort.invalid_calls += invalid
         if reply.parse_error:
-            await self._tell(ToolError("malformed_call", reply.parse_error), reply)
+            # The compact format makes a call of what it cannot parse, too; that call was counted above.
+            await self._tell(ToolError("malformed_call", reply.parse_error), reply, counted=invalid == len(events) == 1)
         return invalid < len(events)
 
     def _no_call(self, reply: Reply) -> ToolError | None:
@@ -184,13 +185,14 @@ class _Agent:
         self.session.final_message = content
         return None
 
-    async def _tell(self, problem: ToolError, reply: Reply) -> None:
-        """Tell the policy about a problem that belongs to no call: there was none, or one could not be parsed."""
+    async def _tell(self, problem: ToolError, reply: Reply, *, counted: bool = False) -> None:
+        """Tell the policy about a problem that belongs to no call: there was none, or one could not be parsed.
+        ``counted``: it is already counted as an invalid call."""
         result = self.registry.error(problem)
         content = reply.message.get("content")
         raw = content if isinstance(content, str) else None
         self.events.append(ToolEvent(self.effort.turns, "", None, result.text, result.error, raw))
-        self.effort.invalid_calls += 1
+        self.effort.invalid_calls += not counted
         self.messages.append({"role": "user", "content": result.text})
         await self.notify(Moment("notice", self.effort.turns, self.messages[-1]))
 

@@ -108,7 +108,8 @@ class ToolRegistry:
         return name in self.tools and self.tools[name].read_only
 
     def parse(self, name: str, arguments: str) -> tuple[Tool, Arguments]:
-        """Find the tool and check its arguments. Raises ToolError ``unknown_tool`` or ``invalid_arguments``."""
+        """Find the tool and check its arguments. Raises ToolError: ``unknown_tool``, ``invalid_arguments``, or
+        ``internal_error`` if the check itself fails."""
         tool = self.tools.get(name)
         if tool is None:
             raise ToolError("unknown_tool", f"{clean(name)[:80]!r}; tools: {', '.join(self.tools)}")
@@ -118,11 +119,14 @@ class ToolRegistry:
             first = error.errors(include_url=False, include_context=False, include_input=False)[0]
             where = ".".join(str(part) for part in first["loc"])
             raise ToolError("invalid_arguments", f"{where}: {first['msg']}" if where else first["msg"]) from None
+        except Exception:  # whatever a validator of the user raises; an episode must not be masked for it
+            log.exception("the arguments of tool %s could not be checked: %s", name, clean(arguments))
+            raise ToolError("internal_error", f"{name} failed; try another way") from None
 
     async def run(self, tool: Tool, args: Arguments, session: Session) -> ToolResult:
         """Run one call. Errors of the policy or its code become results; raises only SandboxError and BoxGone."""
         try:
-            result = await tool.run(args, session)
+            return _checked(await tool.run(args, session))
         except ToolError as error:
             return self.error(error)
         except (SandboxError, BoxGone):
@@ -136,12 +140,22 @@ class ToolRegistry:
         except Exception:
             log.exception("tool %s failed on %r", tool.name, args)
             return self.error(ToolError("internal_error", f"{tool.name} failed; try another way"))
-        return ToolResult(clean(result.text), result.error)
 
     def error(self, error: ToolError) -> ToolResult:
         """Return the result with which a failed call is answered."""
         text = error_text(error.kind, clean(error.detail), self.settings.output.error_detail)
         return ToolResult(text, error.kind)
+
+
+def _checked(result: object) -> ToolResult:
+    """Return a tool's result as well-formed text. Raises TypeError for anything else that a user's tool returned."""
+    if not isinstance(result, ToolResult):
+        raise TypeError(f"run must return a ToolResult, and returned {type(result).__name__}")
+    if not isinstance(result.text, str) or not isinstance(result.error, str | None):
+        raise TypeError(
+            f"text and error of a ToolResult must be str, and are {result.text!r:.80}, {result.error!r:.80}"
+        )
+    return ToolResult(clean(result.text), result.error)
 
 
 def harness_hash(settings: HarnessSettings, program: Sequence[str] = ()) -> str:

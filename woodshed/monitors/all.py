@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterable
 from dataclasses import replace
 
-from woodshed.record.fault import Fault
+from woodshed.record.fault import Fault, is_shortage
 from woodshed.record.settings import is_reference, load_reference
 
 from .base import Finding, Monitor, MonitoredEpisode
@@ -57,15 +57,24 @@ def inspect(episode: MonitoredEpisode, names: Iterable[str] = tuple(MONITORS)) -
     """Return the findings of the named monitors, in the order of ``names``. A monitor with a bug finds nothing.
 
     A finding has the name under which the recipe lists its monitor, whatever name the monitor gave it. Raises only
-    Fault and OSError.
+    Fault, and OSError if the machine is out of a resource.
     """
     findings: list[Finding] = []
     for name in names:
         monitor = load_monitor(name)
         try:
-            findings += [replace(finding, monitor=name) for finding in monitor(episode)]
-        except (Fault, OSError):
-            raise
-        except Exception:  # a bug in a monitor must not become a way for a policy to have its episode masked
+            findings += [replace(_checked(finding), monitor=name) for finding in monitor(episode)]
+        except Exception as error:  # a bug in a monitor must not become a way for a policy to have its episode masked
+            if isinstance(error, Fault) or (isinstance(error, OSError) and is_shortage(error)):
+                raise
             log.exception("monitor %s failed on an episode of %s", name, episode.task.name)
     return findings
+
+
+def _checked(finding: object) -> Finding:
+    """Return the finding. Raises TypeError if it is none, or cannot be stored as one."""
+    if not isinstance(finding, Finding):
+        raise TypeError(f"a monitor must yield findings, and yielded {finding!r:.80}")
+    if not isinstance(finding.turn, int) or not isinstance(finding.evidence, str):
+        raise TypeError(f"turn must be a number and evidence a text: {finding!r:.200}")
+    return finding

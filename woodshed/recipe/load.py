@@ -99,8 +99,10 @@ def dump_recipe(recipe: Recipe) -> str:
 
 def _explain(path: Path, text: str, origin: dict[tuple[str, ...], str], error: Any) -> str:
     keys = tuple(str(k) for k in error["loc"])
-    where = origin.get(keys) or f"{path}{_line(text, keys)}"
     field = ".".join(keys) or "recipe"
+    # The check of a whole table names the field itself.
+    inside = (said for at, said in origin.items() if at[: len(keys)] == keys and ".".join(at) in error["msg"])
+    where = origin.get(keys) or next(inside, None) or f"{path}{_line(text, keys)}"
     if error["type"] == "extra_forbidden":
         known = fields_at(Recipe, keys[:-1])
         near = difflib.get_close_matches(keys[-1], known, n=1, cutoff=0.5)

@@ -39,6 +39,6 @@ def load_reference(reference: str, field: str = "") -> Any:
         sys.path.append(os.getcwd())
     try:
         return getattr(import_module(module), attribute)
-    except Exception as error:  # a user's module may raise anything while it is loaded
+    except (Exception, SystemExit) as error:  # a user's module may raise anything while it is loaded
         where = f"{field}: " if field else ""
         raise ValueError(f"{where}{reference!r} cannot be loaded: {type(error).__name__}: {error}") from error

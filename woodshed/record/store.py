@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 import sqlalchemy as sa
 import zstandard
 
+from .fault import is_shortage
 from .kept import KeptSets
 from .run_directory import DirectoryError
 from .segment import Altered, Constraint, Segment, Span
@@ -131,7 +132,7 @@ class TrajectoryStore:
     """Trajectories under ``folder``; the index is SQLite there, or any SQLAlchemy ``url`` (``postgresql+psycopg://``).
 
     Safe for several threads of one process and for one writer beside readers in other processes. Every method raises
-    DirectoryError if the index is damaged.
+    DirectoryError if the index is damaged, and those that read trajectories if a shard is, or is missing.
     """
 
     def __init__(self, folder: Path | str, url: str | None = None):
@@ -274,8 +275,19 @@ class TrajectoryStore:
             yield trajectory_from_bytes(zstandard.decompress(blob))
 
     def _read_shard(self, name: str, ids: Sequence[str]) -> dict[str, bytes]:
-        table = pq.read_table(self.folder / name, columns=["id", "record"], filters=[("id", "in", list(ids))])
-        return dict(zip(table["id"].to_pylist(), table["record"].to_pylist(), strict=True))
+        damaged = DirectoryError(
+            f"{self.folder / name} is missing or damaged; restore it, or start over in another folder"
+        )
+        try:
+            table = pq.read_table(self.folder / name, columns=["id", "record"], filters=[("id", "in", list(ids))])
+        except (OSError, pa.ArrowException) as error:
+            if isinstance(error, OSError) and is_shortage(error):
+                raise
+            raise damaged from error
+        found = dict(zip(table["id"].to_pylist(), table["record"].to_pylist(), strict=True))
+        if not found.keys() >= set(ids):
+            raise damaged
+        return found
 
     def _compressor(self) -> zstandard.ZstdCompressor:
         if not hasattr(self._compress, "zstd"):

@@ -25,7 +25,7 @@ from woodshed.train.batch import TrainBatch, pack
 from woodshed.train.hinted import HintedMessage
 from woodshed.train.token_sets import SetTable, TokenSets
 
-from .algorithms import Algorithm, Weights
+from .algorithms import Algorithm, Weights, annotate
 from .forks import roots
 from .hints import Hinter, HintStats, Marks
 
@@ -95,7 +95,8 @@ def build_batch(
     marks messages of compared rollouts for the loss part ``hint_kl``.
 
     Raises ValueError for a group that mixes tasks, for tokens that were not sampled at temperature 1, and if grammars
-    or kept sets are missing; HintError if a trigger of the user fails.
+    or kept sets are missing; HintError if a trigger of the user fails; AlgorithmError if the algorithm's weights cannot
+    be used.
     """
     if generation_budget < 1 or (rollouts is not None and rollouts < 1):
         raise ValueError("build_batch: generation_budget and rollouts must be at least 1")
@@ -121,10 +122,10 @@ def build_batch(
             stats.unpaired += len(valid)
             stats.fates |= {t.id: "unpaired" for t in valid}
             continue
-        annotated = algorithm.annotate(valid)
+        annotated = annotate(algorithm, valid)
         learnt = [any(weight.any() for weights in segments for weight in weights.values()) for segments in annotated]
         stats.zero_groups += not any(learnt)
-        for trajectory, segments, any_weight in zip(valid, annotated, learnt):
+        for trajectory, segments, any_weight in zip(valid, annotated, learnt, strict=True):
             marks: Marks = [()] * len(segments) if hints is None else hints.mark(trajectory, stats.hints)
             gamma = 0.0 if hints is None else hints.weight
             made: list[TrainSequence] = []
@@ -164,11 +165,11 @@ def is_flat(
     hints: Hinter | None = None,
 ) -> bool:
     """Return whether all token weights of a group would be 0, those of hints included and those of a KL term not, so
-    that nothing can be learned from it. Raises HintError."""
+    that nothing can be learned from it. Raises HintError and AlgorithmError."""
     valid = shown(group, left_out)
     if len(roots(valid)) < algorithm.least:
         return True
-    annotated = algorithm.annotate(valid)
+    annotated = annotate(algorithm, valid)
     if any(weight.any() for segments in annotated for part in segments for weight in part.values()):
         return False
     return hints is None or not any(any(hints.mark(trajectory, HintStats())) for trajectory in valid)

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from woodshed.cluster.supervisor import ProgramFailed, Supervisor
 from woodshed.evaluate.arms import ADOPT
+from woodshed.harness.registry import harness_hash
 from woodshed.monitors.judge import JudgeError, judge_key
 from woodshed.policy.config import ConfigError, DecoderConfig
 from woodshed.recipe.load import RecipeError, dump_recipe, earlier_run, load_recipe, recipe_of
@@ -27,6 +28,8 @@ from woodshed.recipe.rounds import rounds_of
 from woodshed.record.atomic import locked
 from woodshed.record.cache import cache_directory
 from woodshed.record.run_directory import DirectoryError, RunDirectory, write_text
+from woodshed.record.settings import is_reference
+from woodshed.record.store import TrajectoryStore
 from woodshed.record.task import TaskError
 from woodshed.sandbox.protocol import SandboxError
 from woodshed.stages.adopt import refusal
@@ -39,7 +42,7 @@ from woodshed.tasks.packages.catalogue import load_catalogue
 from woodshed.tasks.packages.index import Index, PackageError
 from woodshed.tasks.packages.source import is_cached
 from woodshed.tasks.settings import PackageTaskSettings
-from woodshed.view.expected import ExpectedError
+from woodshed.view.expected import Expected, ExpectedError
 from woodshed.weights.errors import ChainError
 from woodshed.weights.fence import Head
 
@@ -105,6 +108,7 @@ def claim(run: RunDirectory, recipe: Recipe, *, fresh: bool) -> Iterator[None]:
             if fresh or (run.root / _AWAY).is_dir():
                 _empty(run.root)
             _settle_recipe(run, recipe)
+            _check_own_tools(run, recipe)
             settle_key(recipe.grading, run.root)
             yield
     except DirectoryError as error:
@@ -147,6 +151,24 @@ def _settle_recipe(run: RunDirectory, recipe: Recipe) -> None:
         raise RunError(
             f"{run.root} holds a run of another recipe (different: {fields}); continue it with "
             f"`woodshed run {run.root}`, choose another directory with --out, or start over with --fresh"
+        )
+
+
+def _check_own_tools(run: RunDirectory, recipe: Recipe) -> None:
+    """Raise RunError if tools of the user's are not those of the trajectories that the run has so far."""
+    own = [name for name in recipe.harness.tools if is_reference(name)]
+    if not own or recipe.harness.program is not None or not run.trajectories.exists():
+        return
+    store = TrajectoryStore(run.trajectories)
+    try:
+        known = {row["harness_hash"] for row in store.rows()}
+    finally:
+        store.close()
+    if known - {harness_hash(recipe.harness)}:
+        raise RunError(
+            f"harness.tools: {', '.join(own)}: the source, or Woodshed, was changed since this run began, and "
+            "trajectories of different tools are not compared; restore it, choose another directory with --out, or "
+            "start over with --fresh"
         )
 
 
@@ -357,6 +379,18 @@ def write_report(root: Path, console: Console) -> None:
 
     try:
         run = RunDirectory(root.absolute())
-        build_report(run, console, expected_curves(recipe_of(run)))
+        build_report(run, console, _expected(run))
     except (ReportError, DirectoryError, ExpectedError, RecipeError) as error:
         raise RunError(str(error)) from None
+
+
+def _expected(run: RunDirectory) -> Expected | None:
+    """Return the expected curves of a run; None also for a recipe that cannot be used here, such as one that names a
+    module of the user's and is reported in another folder: the report needs only the records. Raises RecipeError."""
+    try:
+        return expected_curves(recipe_of(run))
+    except RecipeError:
+        with contextlib.suppress(OSError, ValueError):  # there is no recipe, or it is no TOML
+            tomllib.loads(run.recipe.read_text(encoding="utf-8"))
+            return None
+        raise

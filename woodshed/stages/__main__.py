@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import traceback
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -50,7 +51,13 @@ def main(stage: str, root: str) -> None:
     try:
         work(load_recipe(run.recipe), run, *(() if number is None else (number,)))
     except HOPELESS as error:
+        if error.__cause__ is not None:  # the message says what a user's own code raised, and not where
+            traceback.print_exception(error.__cause__)
         print(f"{FATAL}{error}", file=sys.stderr)
+        sys.exit(2)
+    except SystemExit as error:  # with status 0 the stage would count as finished
+        traceback.print_exception(error)
+        print(f"{FATAL}the stage {stage} was ended by a call of sys.exit({error.code!r}); see the log", file=sys.stderr)
         sys.exit(2)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from woodshed.recipe.load import RecipeError
 from woodshed.record.run_directory import DirectoryError
 from woodshed.record.task import TaskError
+from woodshed.rl.algorithms import AlgorithmError
 from woodshed.rl.conservation import ConservationError
 from woodshed.rl.hints import HintError
 from woodshed.rl.ledger import LedgerError, OutOfTasks
@@ -28,7 +29,7 @@ class StageFailed(Exception):
 
 HOPELESS = (
     StageFailed, RecipeError, TaskError, PackageError, OutOfTasks, DirectoryError, ProgramError, ProgramFailed,
-    RewardError, RunFailing, RunPaused, ConservationError, LedgerError, HintError,
+    RewardError, AlgorithmError, RunFailing, RunPaused, ConservationError, LedgerError, HintError,
 )  # fmt: skip
 """Errors of a stage for which a retry is useless; only their message is shown, without a traceback."""
 

@@ -199,13 +199,22 @@ def wrong_trigger(seen: SeenEpisode) -> list[Hint]:
     return [Hint(99, "nobody")]
 
 
+def half_trigger(seen: SeenEpisode) -> list[Hint]:
+    return [Hint(len(seen.replies) / 2, "no number of a reply")]  # type: ignore[arg-type]
+
+
 def test_a_trigger_of_ones_own() -> None:
     run = scripted([("bash", {})], [("finish", {"message": "x"})])
     stats = HintStats()
     settings = HintSettings(triggers=(f"{__name__}:own_trigger", "unknown_tool"))
     Hinter(settings, TASKS).mark(run, stats)
     assert stats.found == {f"{__name__}:own_trigger": 1, "unknown_tool": 1}
-    for name, said in (("failing_trigger", "KeyError: 'nothing'"), ("wrong_trigger", "no hint for one of 2 replies")):
+    nobody = "no hint for one of 2 replies"
+    for name, said in (
+        ("failing_trigger", "KeyError: 'nothing'"),
+        ("wrong_trigger", nobody),
+        ("half_trigger", nobody),
+    ):
         with pytest.raises(HintError, match=f"{name}: .*{said}"):
             Hinter(HintSettings(triggers=(f"{__name__}:{name}",)), TASKS).mark(run, HintStats())
     for name, said in (

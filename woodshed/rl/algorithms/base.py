@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from woodshed.record.settings import is_reference, load_reference
 from woodshed.record.trajectory import Trajectory
+from woodshed.train.batch import PARTS
 
 Weights = Mapping[str, NDArray[np.float32]]
 """Loss part -> weight ``[T]`` of each token of a segment; a weight at t applies to predicting token t."""
@@ -31,6 +32,10 @@ _NAMES = {
     "raft": "Raft",
     "tree": "Tree",
 }
+
+
+class AlgorithmError(Exception):
+    """The weights that an algorithm returned cannot be used; the message names the algorithm and the rollout."""
 
 
 class Algorithm(ABC):
@@ -87,6 +92,42 @@ def centred(rewards_G: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.where(np.abs(gaps_G) < 1e-9, 0.0, gaps_G)
 
 
+def annotate(algorithm: Algorithm, group: Sequence[Trajectory]) -> list[list[Weights]]:
+    """Return the token weights of a group. Raises AlgorithmError if they break the contract of ``Algorithm.annotate``,
+    because a shorter answer, for one, would leave rollouts out of the batch."""
+    name = f"rl.algorithm: {type(algorithm).__module__}:{type(algorithm).__name__}"
+    given = algorithm.annotate(group)
+    if not isinstance(given, Sequence) or len(given) != len(group):
+        count = len(given) if isinstance(given, Sequence) else type(given).__name__
+        raise AlgorithmError(
+            f"{name}: annotate must return a list with one entry for each of {len(group)} rollouts, "
+            f"and returned {count}"
+        )
+    for trajectory, segments in zip(group, given, strict=True):
+        if problem := _problem(trajectory, segments, algorithm.parts):
+            raise AlgorithmError(f"{name}: annotate, rollout {trajectory.id}: {problem}")
+    return list(given)
+
+
+def _problem(trajectory: Trajectory, segments: Sequence[Weights], parts: Sequence[str]) -> str | None:
+    """Return what is wrong with the weights of one trajectory; None if nothing is."""
+    if not isinstance(segments, Sequence) or len(segments) != len(trajectory.segments):
+        return f"its weights must be a list with one entry for each of {len(trajectory.segments)} segments"
+    for segment, weights in zip(trajectory.segments, segments, strict=True):
+        if not isinstance(weights, Mapping):
+            return f"the weights of a segment must map loss parts to arrays, and are of type {type(weights).__name__}"
+        for part, weight_T in weights.items():
+            if part not in parts:
+                return f"weights for the loss part {part!r}, which `parts` = {tuple(parts)} does not name"
+            if np.shape(weight_T) != (len(segment),) or np.asarray(weight_T).dtype.kind not in "fiu":
+                return f"weights[{part!r}] must be an array of {len(segment)} numbers, one for each token"
+            if not np.isfinite(weight_T).all():
+                return f"weights[{part!r}] holds a value that is not finite"
+            if np.any(np.asarray(weight_T)[~predicted(segment.sampled)]):
+                return f"weights[{part!r}] weighs a token that was not sampled, or the first one"
+    return None
+
+
 def names() -> tuple[str, ...]:
     """Return the names of the algorithms that come with Woodshed."""
     return tuple(_NAMES)
@@ -105,7 +146,11 @@ def load_algorithm(name: str, *, budget: int, options: Mapping[str, Any] | None 
     if unknown := sorted(set(options) - set(known)):
         said = f"known: {', '.join(known)}" if known else "it takes none"
         raise ValueError(f"rl.algorithm_options: {name} has no option {unknown[0]!r}; {said}")
+    if isinstance(kind.parts, str) or not set(kind.parts) <= set(PARTS):
+        raise ValueError(f"rl.algorithm: {name!r}: parts must be a tuple of {', '.join(PARTS)} (got {kind.parts!r})")
     try:
         return kind(budget, **options)
     except TypeError as error:  # for example, the class is abstract
         raise ValueError(f"rl.algorithm: {name!r}: {error}") from None
+    except Exception as error:  # whatever a user's class raises
+        raise ValueError(f"rl.algorithm: {name!r}: {type(error).__name__}: {error}") from error

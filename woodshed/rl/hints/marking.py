@@ -166,7 +166,8 @@ class Hinter:
             known: set[int] = set()
             try:
                 for hint in trigger(seen):
-                    if not 0 <= hint.reply < len(replies) or not isinstance(hint.text, str) or not hint.text.strip():
+                    placed = isinstance(hint.reply, (int, np.integer)) and 0 <= hint.reply < len(replies)
+                    if not placed or not isinstance(hint.text, str) or not hint.text.strip():
                         raise ValueError(f"{hint!r} is no hint for one of {len(replies)} replies")
                     if hint.reply < repeated(trajectory):
                         continue

@@ -52,13 +52,17 @@ def draw_tasks(reference: str, folder: Path, *, split: str, count: int, seed: in
     source = load_source(reference)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    names: set[str] = set()
+    names: dict[str, str] = {}
     try:
         for given in source(folder, split, count, seed):
             task = _read(reference, given, folder, split)
-            if task.name in names:
-                raise TaskError(f"{reference}: two of its {split} tasks are called {task.name}; names must differ")
-            names.add(task.name)
+            dotted = task.name.replace("/", ".")  # so evaluations name the samples of a task
+            if dotted in names:
+                raise TaskError(
+                    f"{reference}: two of its {split} tasks are called {names[dotted]} and {task.name}; "
+                    "names must differ in more than '/' and '.'"
+                )
+            names[dotted] = task.name
             yield task
     except (TaskError, HostFault):
         raise
