@@ -134,7 +134,8 @@ def test_a_killed_preparation_goes_on_with_its_second_run(
         with_backend(lambda b: prepare(package, catalogue, files, b, paths, cache=tmp_path))
     (half,) = (tmp_path / "suites").iterdir()
     again = with_backend(lambda b: prepare(package, catalogue, files, b, paths, cache=tmp_path))
-    assert traced == [True, False, False], "the traced run is not done again"
+    assert traced[:3] == [True, False, False] and not any(traced[1:]), "the traced run is not done again"
+    done = len(traced)
     assert (
         again.functions == whole.functions and again.unstable == whole.unstable and set(again.tests) == set(whole.tests)
     )
@@ -142,7 +143,7 @@ def test_a_killed_preparation_goes_on_with_its_second_run(
     next((tmp_path / "suites").iterdir()).unlink()
     half.write_text("{ damaged")
     with_backend(lambda b: prepare(package, catalogue, files, b, paths, cache=tmp_path))
-    assert traced[3:] == [True, False]
+    assert traced[done : done + 2] == [True, False]
 
 
 def test_untouched_fails_solution_passes_and_the_agents_command_runs(built: Built) -> None:

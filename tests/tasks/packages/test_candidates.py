@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import difflib
 import random
 from dataclasses import replace
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from woodshed.grading.results import TestResult, TestRun
 from woodshed.tasks.generators.changes.candidates import candidates
 from woodshed.tasks.generators.changes.partition import unplanned
 from woodshed.tasks.generators.prompts.instruction import (
@@ -22,7 +24,7 @@ from woodshed.tasks.generators.prompts.instruction import (
 )
 from woodshed.tasks.packages.catalogue import load_catalogue
 from woodshed.tasks.packages.index import PackageError
-from woodshed.tasks.packages.prepare import CoveredFunction, Suite, unused_tests
+from woodshed.tasks.packages.prepare import CoveredFunction, Suite, reruns, stable_tests, unused_tests
 from woodshed.tasks.packages.workspace import protected_globs, submission_globs, surroundings, workspace_of
 from woodshed.tasks.settings import PackageTaskSettings
 
@@ -218,3 +220,24 @@ def test_catalogue_errors_name_the_place(text: str, message: str, tmp_path: Path
     with pytest.raises(PackageError, match=message) as caught:
         load_catalogue(tmp_path / "c.toml")
     assert "c.toml" in str(caught.value)
+
+
+@pytest.mark.parametrize(("seconds", "runs"), [(0.1, 3), (2.6, 2), (60.0, 1)])
+def test_a_test_that_fails_now_and_then_is_not_required(seconds: float, runs: int) -> None:
+    """A quick suite is run often enough to see it."""
+    count = 0
+
+    def made(flaky: str) -> TestRun:
+        results = {"good": TestResult("passed", 0.01), "flaky": TestResult(flaky, 0.01)}
+        return TestRun(results, complete=True, seconds=seconds)
+
+    async def run() -> TestRun:
+        nonlocal count
+        count += 1
+        return made("failed" if count == 3 else "passed")
+
+    others = asyncio.run(reruns(run))
+    stable, unstable = stable_tests(made("passed"), others)
+    assert len(others) == count == runs and "good" in stable
+    assert ("flaky" in stable) == (runs < 3)
+    assert runs < 3 or unstable["flaky"].startswith("passed, then failed")

@@ -1,7 +1,8 @@
 """Run a package's own suite: which tests are stable, how long each takes, and which functions each one runs.
 
-There are two runs in one box: in order with every function call traced, then in the opposite order untraced. A test
-counts only if it passes both times. Results are cached on disk, by everything that they depend on.
+The runs are in one box: in order with every function call traced, then in the opposite order untraced, a quick suite
+several times. A test counts only if it passes every time. Results are cached on disk, by everything that they depend
+on.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import hashlib
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -28,11 +29,13 @@ from .dependencies import python_path
 from .index import PackageError
 from .workspace import is_source, is_test, workspace_of
 
-_VERSION = 7  # raise it when the meaning of a stored suite changes
+_VERSION = 8  # raise it when the meaning of a stored suite changes
 WORKDIR = "/workspace"
 SUITE_SECONDS = 300.0
 """Default limit of one run of a whole suite."""
 _TEST_SECONDS = 20.0
+_RERUNS, _RERUN_SECONDS = 3, 5.0
+"""Maximum number of untraced runs of a suite, and the seconds of all of them after which no other begins."""
 
 
 @dataclass(frozen=True)
@@ -161,14 +164,14 @@ async def prepare(
     """The suite of a package, from the cache or by running it in a box; the first run is cached by itself too.
 
     ``files``: those of the source distribution; ``layers``: host folders of its dependencies; ``seconds``: limit of one
-    run. Raises SuiteError if the suite does not run to its end or no test passes twice.
+    run. Raises SuiteError if the suite does not run to its end or no test passes every time.
     """
     target = (cache or cache_directory()) / "suites" / f"{package.name}-{_key(package, catalogue)}.json"
     if target.is_file():
         return load_suite(target)
     workspace = workspace_of(package, files)
     half = target.with_suffix(".traced.json")
-    first, second = _read_run(half), None
+    first, others = _read_run(half), []
     box = await create_box(backend, package_spec(package, layers, workspace, seconds), package.start)
     try:
         if first is None:
@@ -176,13 +179,13 @@ async def prepare(
             if first.complete:
                 write_whole(half, json.dumps(asdict(first)))
         if first.complete:
-            second = await run_suite(box, package, workspace, trace=False, seconds=seconds)
+            others = await reruns(lambda: run_suite(box, package, workspace, trace=False, seconds=seconds))
     finally:
         await box.close()
-    if second is None or not second.complete:
-        run = second or first
-        raise SuiteError(f"{package.name} {package.version}: {_incomplete(run)}", run.detail)
-    suite = _suite(package, workspace, first, second)
+    for run in (first, *others):
+        if not run.complete:
+            raise SuiteError(f"{package.name} {package.version}: {_incomplete(run)}", run.detail)
+    suite = _suite(package, workspace, first, others)
     if not suite.tests:
         why = first.detail or next(iter(suite.unstable.values()), "no test was collected")
         text = "\n".join([first.detail, *suite.unstable.values()])
@@ -207,21 +210,30 @@ def _read_run(path: Path) -> TestRun | None:
         return None
 
 
-def stable_tests(first: TestRun, second: TestRun) -> tuple[dict[str, float], dict[str, str]]:
-    """Return (test that passed both times -> coarse seconds, other test -> why it does not count)."""
+async def reruns(run: Callable[[], Awaitable[TestRun]]) -> list[TestRun]:
+    """Run a suite again, a quick one several times: a test that fails now and then must not be required."""
+    runs = [await run()]
+    while len(runs) < _RERUNS and runs[-1].complete and sum(each.seconds for each in runs) < _RERUN_SECONDS:
+        runs.append(await run())
+    return runs
+
+
+def stable_tests(first: TestRun, others: Sequence[TestRun]) -> tuple[dict[str, float], dict[str, str]]:
+    """Return (test that passed every time -> coarse seconds, other test -> why it does not count)."""
     stable: dict[str, float] = {}
     unstable: dict[str, str] = {}
     for test, result in first.results.items():
-        again = second.results.get(test)
-        if result.status == "passed" and again is not None and again.status == "passed":
-            stable[test] = coarse(cost(again))
+        again = [other.results.get(test) for other in others]
+        bad = next((each for each in again if each is None or each.status != "passed"), again[0])
+        if result.status == "passed" and bad is not None and bad.status == "passed":
+            stable[test] = min(coarse(cost(each)) for each in again if each is not None)
         else:
-            unstable[test] = f"{result.status}, then {again.status if again else 'missing'}: {result.text[:120]}"
+            unstable[test] = f"{result.status}, then {bad.status if bad else 'missing'}: {result.text[:120]}"
     return stable, unstable
 
 
-def _suite(package: Package, workspace: Mapping[str, bytes], first: TestRun, second: TestRun) -> Suite:
-    stable, unstable = stable_tests(first, second)
+def _suite(package: Package, workspace: Mapping[str, bytes], first: TestRun, others: Sequence[TestRun]) -> Suite:
+    stable, unstable = stable_tests(first, others)
     imported = {(file.removeprefix(WORKDIR + "/"), name) for file, name, _ in first.imported}
     covering: dict[tuple[str, str], list[str]] = {}
     for test in stable:
@@ -253,7 +265,7 @@ def _suite(package: Package, workspace: Mapping[str, bytes], first: TestRun, sec
         tests=stable,
         functions=tuple(functions),
         unstable=unstable,
-        seconds=first.seconds + second.seconds,
+        seconds=first.seconds + others[0].seconds,
         problems=first.detail,
     )
 
