@@ -70,6 +70,11 @@ BROKEN: dict[str, list[tuple[Callable[[dict[str, Any]], None], str]]] = {
         (of_trainer(ess=math.nan), "the effective sample size is nan"),
         (of_trainer(ratio_p99=math.nan), "the 99th percentile of the policy ratio is nan"),
     ],
+    "mismatch": [
+        (of_trainer(staleness_max=0.0, k3=0.02), "with the same weights is 0.02, not at most 0.001"),
+        (of_trainer(staleness_max=0.0, k3=math.nan), "with the same weights is nan"),
+        (of_trainer(replay_refused_share=0.027), "2.7% of the engine's experts"),
+    ],
     "pass_rate": [
         (of_step(sampled_pass_rate=0.99), "the pass rate went from 0.66 to 0.99"),
         (of_step(sampled_pass_rate=0.02), "the pass rate went from 0.66 to 0.02"),
@@ -93,6 +98,15 @@ def test_an_alarm_fires_on_what_it_is_for_and_alone(name: str) -> None:
         assert firing(history[: -DEFAULT.window], DEFAULT) == {}
         assert firing(history, AlarmSettings(**{name: "off"})) == {}
     assert name in ADVICE
+
+
+def test_a_mismatch_is_seen_at_the_first_step_and_is_none_where_tokens_are_stale() -> None:
+    history = healthy()
+    of_trainer(k3=0.02)(history[0])
+    assert list(firing(history[:1], DEFAULT)) == ["mismatch"] and history[0]["trainer"]["staleness_max"] == 0
+    assert firing(history[:2], DEFAULT) == {}, "a later step is judged by itself"
+    of_trainer(k3=0.02)(history[1])
+    assert firing(history[:2], DEFAULT) == {} and history[1]["trainer"]["staleness_max"] == 1
 
 
 def test_liveness_comes_first() -> None:

@@ -312,7 +312,12 @@ def _curves(steps: list[dict[str, Any]], trainer: list[dict[str, Any]]) -> str:
         lines({"staleness": (x, [s.get("staleness", 0) for s in steps])}, x="step", y="oldest token, versions behind"),
     ]
     tx = [t["step"] for t in trainer]
-    for key, label in (("k3", "train/rollout mismatch k3"), ("grad_norm", "gradient norm")):
+    shown = {
+        "k3": "train/rollout mismatch k3",
+        "replay_refused_share": "experts kept out by replay_ratio",
+        "grad_norm": "gradient norm",
+    }
+    for key, label in shown.items():
         values = [t.get(key) for t in trainer]
         if values and all(isinstance(v, (int, float)) for v in values):
             plots.append(lines({key: (tx, [float(v) for v in values if v is not None])}, x="step", y=label))

@@ -73,6 +73,18 @@ def ratio(history: History, settings: AlarmSettings) -> str:
     return ""
 
 
+def mismatch(history: History, settings: AlarmSettings) -> str:
+    """Look at the newest step alone: with stale tokens, ``k3`` is also the change of the policy."""
+    k3, stale = (_of_trainer(history[-1], name) for name in ("k3", "staleness_max"))
+    if k3 is not None and stale == 0 and not k3 <= settings.mismatch_k3:
+        return f"k3 between trainer and engine with the same weights is {k3:.3g}, not at most {settings.mismatch_k3:g}"
+    refused = _of_trainer(history[-1], "replay_refused_share")
+    if refused is not None and refused > settings.refused_share:
+        most = settings.refused_share
+        return f"{refused:.1%} of the engine's experts are implausible to the trainer, more than {most:.1%}"
+    return ""
+
+
 def pass_rate(history: History, settings: AlarmSettings) -> str:
     rates = [step.get("sampled_pass_rate", step.get("pass_rate")) for step in history]
     window = settings.window
@@ -104,6 +116,7 @@ LIVENESS: Final[Mapping[str, Alarm]] = {"infra": infra, "flat": flat, "truncatio
 LEARNING: Final[Mapping[str, Alarm]] = {
     "entropy": entropy,
     "ratio": ratio,
+    "mismatch": mismatch,
     "pass_rate": pass_rate,
     "edits": edits,
     "tools": tools,
@@ -116,6 +129,7 @@ ADVICE: Final = {
     "truncation": "transcripts of episodes that end at a limit; harness.limits",
     "entropy": "the learning rate, rl.kl_beta, and whether one answer has become certain",
     "ratio": "staleness (rl.max_staleness), the learning rate, and dlogp at staleness 0 (trainer/engine mismatch)",
+    "mismatch": "number formats (engine.dtype, train.products), an own chat format or model family; train.replay_ratio",
     "pass_rate": "transcripts of solved episodes, and `woodshed monitors`: a jump may be a reward hack",
     "edits": "transcripts: what is rewarded without an edit, or why edits no longer pay",
     "tools": "transcripts: which tool took over; reward terms can price it",

@@ -49,6 +49,12 @@ class AlarmSettings(Settings):
     """The alarm fires below this effective sample size, as a share of the tokens (1: on-policy)."""
     most_ratio: float = Field(default=10.0, gt=1)
     """The alarm fires if the 99th percentile of the ratio is above this."""
+    mismatch: Action = "warn"
+    """Trainer and engine compute different log-probabilities with the same weights, or choose different experts."""
+    mismatch_k3: float = Field(default=1e-3, gt=0)
+    """The alarm fires if ``k3`` of a step without stale tokens is above this. The first step of a run is one."""
+    refused_share: float = Field(default=0.01, ge=0, le=1)
+    """The alarm fires if ``train.replay_ratio`` keeps out more than this share of the engine's experts."""
     pass_rate: Action = "warn"
     """The pass rate jumps: a reward hack was found, or the policy broke."""
     pass_rate_jump: float = Field(default=0.3, gt=0, le=1)
@@ -73,6 +79,7 @@ class AlarmSettings(Settings):
             "truncation": self.truncation,
             "entropy": self.entropy,
             "ratio": self.ratio,
+            "mismatch": self.mismatch,
             "pass_rate": self.pass_rate,
             "edits": self.edits,
             "tools": self.tools,
