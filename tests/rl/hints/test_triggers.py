@@ -52,6 +52,19 @@ def texts(trajectory: Trajectory, name: str) -> list[str]:
     return [hint.text for hint in TRIGGERS[name](seen)]
 
 
+def test_a_finish_with_open_items_or_a_long_message_is_marked() -> None:
+    todos = HERMES.model_copy(update={"tools": (*HERMES.tools, "todo_write")})
+    item = {"id": "1", "content": "fix", "status": "in_progress"}
+    opened = [("todo_write", {"todos": [item]})]
+    run = scripted(opened, [("finish", {"message": "It works. " * 130})], settings=todos)
+    assert found(run) == {"open_todos": [1], "long_message": [1]}
+    closed = [("todo_write", {"todos": [item | {"status": "completed"}]})]
+    run = scripted(opened, closed, [("finish", {"message": "Fixed."})], settings=todos)
+    assert found(run) == {}
+    unfinished = scripted(opened, settings=todos.model_copy(update={"limits": LimitSettings(turns=2)}))
+    assert unfinished.status == "limit" and "open_todos" not in found(unfinished), "it did not say that it was done"
+
+
 def test_each_trigger_marks_the_reply_that_it_is_about() -> None:
     run = scripted(
         [("bash", {"command": "ls"})],

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator
 
 from woodshed.record.settings import Settings
 
-from .triggers import RULES, load_trigger
+from .triggers import DEFAULT, load_trigger
 
 
 class HintSettings(Settings):
@@ -17,10 +17,10 @@ class HintSettings(Settings):
     weight: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """Weight of the loss part ``hint_kl`` for each token of a marked message, added to the policy gradient. With 0 the
     findings of the triggers are only counted."""
-    triggers: tuple[str, ...] = RULES
+    triggers: tuple[str, ...] = DEFAULT
     """Triggers that mark messages: unknown_tool, invalid_arguments, unread_edit, no_change, syntax_error,
-    repeated_failure, untested_finish, edited_tests, reader (the model of ``rl.reader``), or ``"module:function"`` of
-    your own."""
+    repeated_failure, untested_finish, edited_tests, open_todos, long_message, reader (the model of ``rl.reader``), or
+    ``"module:function"`` of your own. All but the last two of these names by default."""
     per_trajectory: int = Field(default=4, ge=1)
     """Maximum number of messages of one episode that are trained on, the earliest first."""
     role: Literal["user", "system", "tool"] = "user"

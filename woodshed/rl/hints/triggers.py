@@ -17,12 +17,14 @@ from woodshed.record.settings import is_reference, load_reference
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Outcome, ToolEvent, Trajectory
 from woodshed.rollout.rewards import communication
-from woodshed.rollout.rewards.tool_use import repeated_failures, unread_edits
+from woodshed.rollout.rewards.tool_use import repeated_failures, unfinished_todos, unread_edits
 
 from .replies import Reply
 
 DETAIL = 200
 """Maximum number of characters of a tool's answer that a hint quotes."""
+MESSAGE = 1_200
+"""Maximum number of characters of a last message that is not too long."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,20 @@ def edited_tests(seen: SeenEpisode) -> Iterator[Hint]:
             yield Hint(reply.number, "Leave tests and their configuration as they are; change the code that they test.")
 
 
+def open_todos(seen: SeenEpisode) -> Iterator[Hint]:
+    """A submission with open items in the agent's own to-do list."""
+    submitted = seen.replies and seen.trajectory.status == "submitted"
+    if submitted and unfinished_todos(seen.task, seen.trajectory, Outcome(resolved=False)) < 0:
+        yield Hint(seen.replies[-1].number, "Do the open items of your to-do list before you finish, or cancel them.")
+
+
+def long_message(seen: SeenEpisode) -> Iterator[Hint]:
+    """A submission with a last message of more than ``MESSAGE`` characters."""
+    submitted = seen.replies and seen.trajectory.status == "submitted"
+    if submitted and len(communication.final_message(seen.trajectory)) > MESSAGE:
+        yield Hint(seen.replies[-1].number, "Say in a few sentences what you changed and what the tests showed.")
+
+
 def reader(seen: SeenEpisode) -> Iterator[Hint]:
     """A message that the model of ``rl.reader`` marked."""
     for row in seen.trajectory.hints:
@@ -140,11 +156,13 @@ TRIGGERS: dict[str, Trigger] = {
         repeated_failure,
         untested_finish,
         edited_tests,
+        open_todos,
+        long_message,
         reader,
     )
 }
-RULES = tuple(name for name in TRIGGERS if name != reader.__name__)
-"""The triggers that ask no model."""
+DEFAULT = tuple(name for name in TRIGGERS if name not in ("long_message", "reader"))
+"""The triggers of mistakes. What counts as too long is a matter of taste, and the reader needs a model."""
 
 
 def load_trigger(name: str) -> Trigger:
