@@ -105,7 +105,7 @@ def test_arms_are_added_to_a_result_with_its_noise_between_runs(tmp_path: Path) 
     before = json.loads(out.read_text())
     added = {
         "control": {seed: arm(rates(0.2, seed)) for seed in seeds},
-        "hints": {seed: arm(rates(0.3, seed)) for seed in seeds},
+        "hints": {seed: arm(rates(0.3, seed + 10)) for seed in seeds},
     }
     ablations.report([added], 30, out, add=True)
     after = json.loads(out.read_text())
