@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from pathlib import Path
 
 from woodshed.record.history import in_use
@@ -10,6 +11,8 @@ from woodshed.record.task import Task, TaskError
 from woodshed.tasks.find import task_folders
 
 from .base import SuiteContext, SuiteError
+
+log = logging.getLogger(__name__)
 
 ALL = "all"
 
@@ -35,6 +38,9 @@ def _load(source: str, split: str) -> list[Task]:
             f"--suite {source}: none of its {len(found)} tasks in use is of the split {split!r} (there are: "
             f"{', '.join(there) or 'none'}); choose with --split, 'all' takes every task"
         )
+    if len(chosen) < len(found):
+        counts = f"{len(chosen)} of its {len(found)} tasks"
+        log.warning("--suite %s: %s are of the split %s; --split all takes the others, too", source, counts, split)
     return sorted(chosen, key=lambda task: task.name)
 
 
