@@ -117,14 +117,14 @@ def test_a_marked_message_gets_its_hint_in_the_teachers_context(wrong: Trajector
 
 
 def test_nothing_to_improve_is_no_hint(wrong: Trajectory, tmp_path: Path) -> None:
-    read, _ = reading(wrong, lambda _, code: hint(code, message=-1, hint=""), tmp_path)
-    assert read.hints == [] and read.labels["reader"] == "clean"
+    for said in ("", "All is well."):
+        read, _ = reading(wrong, lambda _, code, said=said: hint(code, message=-1, hint=said), tmp_path)
+        assert read.hints == [] and read.labels["reader"] == "clean"
 
 
 WRONG = {
     "no such message": hint(CODE, message=3),
     "a message without a hint": hint(CODE, hint=" "),
-    "a hint without a message": hint(CODE, message=-1),
     "true for a number": hint(CODE, message=True),
     "a code of the policy's": hint("0" * 32),
     "the code in the hint": hint(CODE, hint=CODE),
@@ -206,7 +206,13 @@ def test_the_policy_itself_reads_and_its_answer_has_the_form(wrong: Trajectory, 
         return read
 
     read = asyncio.run(main())
-    assert read.labels["reader"] in ("marked", "clean"), (tmp_path / "log").read_text()
+    rows = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    content = ("a message without a hint", "the quotation does not stand", "the hint is too long")
+    failed = [row["failed"] for row in rows if "failed" in row]
+    assert len(rows) == 2 and all(any(why in text for why in content) for text in failed), (
+        "no grammar knows the content"
+    )
+    assert read.labels["reader"] in ("marked", "clean", "failed")
 
 
 @pytest.mark.parametrize(

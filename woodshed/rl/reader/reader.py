@@ -56,7 +56,7 @@ there, in one or two sentences, from what could be known at that point.
     + _DATA
     + """\
 "message": the number of that message; -1 if none could be better;
-"hint": the hint, {most} characters at most; "" exactly where message is -1."""
+"hint": the hint, {most} characters at most; "" where message is -1."""
 )
 _RUBRIC = (
     """\
@@ -196,8 +196,10 @@ def parse_hint(answer: str, code: str, numbers: Sequence[int]) -> tuple[int, str
     number, hint = found["message"], " ".join(found["hint"].split())
     if number != -1 and number not in numbers:
         raise Malformed(f"there is no message {number}")
-    if (number == -1) is bool(hint):
-        raise Malformed("a message without a hint, or a hint without a message")
+    if number == -1:
+        return -1, ""
+    if not hint:
+        raise Malformed("a message without a hint")
     if code in hint or len(hint) > _HINT_CHARS:
         raise Malformed("the hint is too long, or repeats the code")
     return number, hint
