@@ -169,9 +169,10 @@ def test_the_hash_counts_name_schema_and_source(module: Path, monkeypatch: pytes
 def test_an_answer_or_a_check_of_arguments_that_fails_is_an_internal_error(module: Path) -> None:
     """It must not end the episode as a failure of this machine. Arguments are recorded as JSON, whatever their type."""
     settings = HarnessSettings(tools=("mine_tools:Odd",))
-    runner = Runner(ToolRegistry(settings.tools, settings), cast(Session, SimpleNamespace(
-        settings=settings, finished=False, deadline=time.monotonic() + 1e6
-    )))  # fmt: skip
+    runner = Runner(
+        ToolRegistry(settings.tools, settings),
+        cast(Session, SimpleNamespace(settings=settings, finished=False, deadline=time.monotonic() + 1e6)),
+    )
     names = ["text", "nothing", "number", "error", "unknown to the validator", "plain"]
     events = asyncio.run(runner.run([Call(name, "odd", json.dumps({"path": name})) for name in names], 1))
     assert [event.error for event in events] == ["internal_error"] * 5 + [None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -134,7 +134,7 @@ class RLSettings(Settings):
     own."""
     judge: JudgeSettings | None = None
     """The model that ``monitors.judge`` asks; in evaluation too."""
-    rubrics: dict[str, RubricSettings] = {}
+    rubrics: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")], RubricSettings] = {}
     """Aspects of behaviour by name, each a reward term ``rubric_NAME``. The model of ``reader`` scores them."""
     reader: ReaderSettings | None = None
     """The model that reads training episodes, for the trigger ``reader`` of ``hints`` and for ``rubrics``."""

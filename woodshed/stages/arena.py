@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,8 @@ async def open_arena(
     admin = GatewayAdmin(url, admin_key, client=client)
     judge = open_judge(recipe.rl, run.judge_log)
     try:
-        async with open_reader(recipe.rl, run.reader_log, admin, url, recipe.name, client) as reader:
+        reading = open_reader(recipe.rl, run.reader_log, admin, url, recipe.name, client) if training else nullcontext()
+        async with reading as reader:
             yield Arena(
                 backend=backend,
                 layers=layers,
@@ -92,7 +93,7 @@ async def open_arena(
                 egress=recipe.sandbox.egress(),
                 monitors=recipe.rl.monitors,
                 judge=judge,
-                read=reader.read if reader is not None and training else None,
+                read=None if reader is None else reader.read,
                 grading=grading,
                 reward=recipe.rl.make_reward() if training else raw_outcome,
             )

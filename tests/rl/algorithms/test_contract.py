@@ -45,8 +45,10 @@ def test_weights_that_cannot_be_used(answer: Any, said: str) -> None:
     ours = Answers(10)
     ours.answer = answer
     group = [trajectory("a", 1.0, ["pss"]), trajectory("b", 0.0, ["ps", "pps"])]
-    for use in (lambda: build_batch([group], ours, step=1, batch_id="x", generation_budget=10),
-                lambda: is_flat(group, ours, lambda t: False)):  # fmt: skip
+    for use in (
+        lambda: build_batch([group], ours, step=1, batch_id="x", generation_budget=10),
+        lambda: is_flat(group, ours, lambda t: False),
+    ):
         with pytest.raises(AlgorithmError) as found:
             use()
         assert str(found.value).startswith(f"rl.algorithm: {__name__}:Answers: ") and said in str(found.value)

@@ -153,7 +153,9 @@ def test_failures_are_counted_and_leave_reward_and_hints_alone(wrong: Trajectory
     read, engine = reading(wrong, lambda *_: "I would rather not.", tmp_path, rubrics=RUBRICS)
     assert len(engine.calls) == 2 and read.hints == [] and read.ratings == {} and read.labels["reader"] == "failed"
     rows = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
-    assert {row["question"] for row in rows} == {"hint", "tested"} and all("Malformed" in r["failed"] for r in rows)
+    assert {row["question"] for row in rows} == {"hint", "rubric_tested"} and all(
+        "Malformed" in r["failed"] for r in rows
+    )
     settings = RLSettings(rubrics=RUBRICS, reader=ReaderSettings(base_url="policy"))
     assert settings.make_reward()(TASK, read, Outcome(True)) == {"outcome": 1.0, "rubric_tested": 0.0}
 
@@ -199,7 +201,8 @@ def test_the_policy_itself_reads_and_its_answer_has_the_form(wrong: Trajectory, 
             admin = GatewayAdmin("http://gateway", ADMIN, client=client)
             settings = ReaderSettings(base_url="policy", max_tokens=4096)
             async with open_server(settings, admin, "http://gateway", "p", client) as server:
-                reader = Reader(settings, server, hints=True, rubrics=RUBRICS, log=tmp_path / "log")
+                rubrics = {"hint": RUBRICS["tested"]}  # not to be confused with the question for a hint
+                reader = Reader(settings, server, hints=True, rubrics=rubrics, log=tmp_path / "log")
                 read = await reader.read(seen(wrong), wrong)
         await engine.close()
         assert not app.state.gateway.trajectories.by_id, "the conversation is not kept"
@@ -221,6 +224,7 @@ def test_the_policy_itself_reads_and_its_answer_has_the_form(wrong: Trajectory, 
         ({"rubrics": RUBRICS}, r"rl\.rubrics needs a model that reads: set rl\.reader\.base_url"),
         ({"hints": HintSettings(triggers=("reader",))}, r"rl\.hints\.triggers needs a model that reads"),
         ({"reader": ReaderSettings(base_url="policy")}, r"reader has nothing to do"),
+        ({"rubrics": {"a/b": RUBRICS["tested"]}, "reader": ReaderSettings(base_url="policy")}, r"rubrics\.a/b"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], message: str) -> None:

@@ -115,10 +115,10 @@ class Reader:
             return "clean", []
         code = secrets.token_hex(16)
         answer = {"message": {"enum": [-1, *numbers]}, "hint": {"type": "string", "maxLength": _HINT_CHARS}}
+        rules = _HINT.format(code=code, most=_HINT_CHARS)
         found = await self._ask(
-            trajectory.id, "hint", shown, _HINT.format(code=code, most=_HINT_CHARS), code, answer,
-            lambda text: parse_hint(text, code, numbers),
-        )  # fmt: skip
+            trajectory.id, "hint", shown, rules, code, answer, lambda text: parse_hint(text, code, numbers)
+        )
         if found is None:
             return "failed", []
         number, hint = found
@@ -129,8 +129,9 @@ class Reader:
         shown, code = evidence(seen, self.settings.max_evidence), secrets.token_hex(16)
         rules = _RUBRIC.format(code=code, question=self._rubrics[name].question)
         answer = {"score": {"enum": list(range(-LEVELS, LEVELS + 1))}, "quote": {"type": "string", "maxLength": 200}}
+        question = f"rubric_{name}"
         found = await self._ask(
-            trajectory.id, name, shown, rules, code, answer, lambda text: parse_score(text, code, strings(shown))
+            trajectory.id, question, shown, rules, code, answer, lambda text: parse_score(text, code, strings(shown))
         )
         return None if found is None else found / LEVELS
 

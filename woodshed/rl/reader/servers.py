@@ -1,4 +1,4 @@
-"""Where a reader asks: a server of its own, or the gateway of the run, where the policy itself answers."""
+"""Opens what a reader asks: another server, or the gateway of the run, where the policy itself answers."""
 
 from __future__ import annotations
 

@@ -27,6 +27,6 @@ class RubricSettings(Settings):
     """One aspect of behaviour that the reader scores, in a question of its own."""
 
     question: str = Field(min_length=10)
-    """What is good: a question about the episode whose best answer is yes."""
+    """Question about the episode whose best answer is yes."""
     weight: float = Field(default=0.1, gt=0, allow_inf_nan=False)
     """Largest absolute value of the term ``rubric_NAME``: the score is between -1 and 1."""
