@@ -24,12 +24,12 @@ import random
 import re
 import subprocess
 import sys
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from recipe_runs import figures_of, learned, run_recipe, stage_minutes
+from recipe_runs import figures_of, learned, over_seeds, run_recipe, stage_minutes
 from result import RESULTS, commit, write_result
 
 from woodshed.evaluate.arms import AFTER, stage_of
@@ -141,23 +141,12 @@ def main() -> None:
             recipe.write_text(dump_recipe(recipe_of(base.recipe, policy, shown, args.steps)))
             run_recipe(recipe, out)
         result = learned(run)
-        figures: dict[str, float | None] = {"steps": args.steps, **figures_of([result])}
-        figures["best4_change_min"] = figures.pop("best8_change_min")
+        figures: dict[str, float | None] = {"steps": args.steps, **figures_of(result)}
         for unknown in ("later_attempts_before", "later_attempts_after", "later_if_fresh_after"):
             figures.pop(unknown, None)  # attempts are counted only for our own tools
         row = {"commit": commit(), "minutes_by_stage": stage_minutes(run), **result.detail(), "figures": figures}
         detail = dict(sorted({**detail, f"seed {seed}": row}.items()))
         write_result("foreign", over_seeds([each["figures"] for each in detail.values()]), detail, args.out)
-
-
-def over_seeds(rows: Sequence[Mapping[str, float]]) -> dict[str, float | None]:
-    """Return the figures of several seeds, given those of each: the mean of what is called so, the minimum of the
-    rest."""
-    found: dict[str, float | None] = {}
-    for name in rows[0]:
-        values = [row[name] for row in rows]
-        found[name] = sum(values) / len(values) if name.endswith("_mean") else min(values)
-    return {**found, "seeds": len(rows)}
 
 
 def pretrained(run: RunDirectory, seed: int) -> RunDirectory:

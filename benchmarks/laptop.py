@@ -5,18 +5,20 @@ Each seed draws its own tasks, demonstrations, initial weights and samples; deve
 in all. Every policy is sampled at its best temperature on the development tasks; a gain is over the best of the
 baselines, paired by task. Use an idle machine: the minutes are wall-clock minutes of the main job, without the
 baselines, which come after it. Finished runs under ``--work`` are not run again. Interrupted ones are continued, and
-their minutes are not known.
+their minutes are not known. With ``--add``, seeds that the result has already are kept: so they can be run one by
+one.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from pathlib import Path
 from typing import Any
 
-from recipe_runs import Learned, figures_of, learned, run_recipe, stage_minutes
-from result import write_result
+from recipe_runs import figures_of, learned, over_seeds, run_recipe, stage_minutes
+from result import RESULTS, commit, write_result
 
 from woodshed.evaluate.arms import ALONE, OTHER, REJECTION, stage_of
 from woodshed.recipe.load import load_recipe
@@ -32,11 +34,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--recipe", choices=("laptop", "evening"), default="laptop")
     parser.add_argument("--work", type=Path, default=None, help="where the runs are kept; default: runs/bench-RECIPE")
+    parser.add_argument("--add", action="store_true", help="keep the other seeds of the result")
     parser.add_argument("--out", type=Path, default=None, help="instead of results/RECIPE.json")
     args = parser.parse_args()
-    work = args.work or Path(f"runs/bench-{args.recipe}")
-    detail: dict[str, Any] = {}
-    seeds: list[Learned] = []
+    work, path = args.work or Path(f"runs/bench-{args.recipe}"), args.out or RESULTS / f"{args.recipe}.json"
+    detail: dict[str, Any] = json.loads(path.read_text())["detail"] if args.add else {}
     for seed in args.seeds:
         out = work / f"seed{seed}"
         run, measured = RunDirectory(out.absolute()), out / "minutes.json"
@@ -45,27 +47,19 @@ def main() -> None:
             run_recipe(RECIPES / f"{args.recipe}.toml", out, seed=seed, **{"evaluate.baselines": True})
             if whole:
                 write_json(measured, (time.monotonic() - started) / 60)
-        result = learned(run)
-        by_stage = stage_minutes(run)
-        after = sum(minutes for stage, minutes in by_stage.items() if stage in BASELINE_STAGES)
-        recipe = load_recipe(run.recipe)
-        in_rl = sum(by_stage[each.own("rl")] for each in rounds_of(recipe))
-        seeds.append(result)
-        detail[f"seed {seed}"] = {
-            "minutes": float(measured.read_text()) - after if measured.exists() else None,
-            "minutes_by_stage": by_stage,
-            "rl_steps_per_minute": recipe.rl.steps / in_rl,
-            **result.detail(),
-        }
+        row = {"commit": commit(), **measures(run, json.loads(measured.read_text()) if measured.exists() else None)}
+        detail = dict(sorted({**detail, f"seed {seed}": row}.items()))
         # Written after each seed, so that a benchmark that is stopped loses nothing.
-        rows = list(detail.values())
-        minutes = [row["minutes"] for row in rows]
-        figures: dict[str, float | None] = {
-            **figures_of(seeds),
-            "minutes_max": None if None in minutes else max(minutes),
-            "rl_steps_per_minute": min(row["rl_steps_per_minute"] for row in rows),
-        }
-        write_result(args.recipe, figures, detail, args.out)
+        write_result(args.recipe, over_seeds([each["figures"] for each in detail.values()]), detail, path)
+
+
+def measures(run: RunDirectory, minutes: float | None) -> dict[str, Any]:
+    """Return what a result says of one seed. ``minutes``: how long the run and its baselines took, None if unknown."""
+    by_stage, result, recipe = stage_minutes(run), learned(run), load_recipe(run.recipe)
+    alone = None if minutes is None else minutes - sum(by_stage.get(stage, 0.0) for stage in BASELINE_STAGES)
+    steps = recipe.rl.steps / sum(by_stage[each.own("rl")] for each in rounds_of(recipe))
+    figures = {**figures_of(result), "minutes_max": alone, "rl_steps_per_minute": steps}
+    return {"minutes": alone, "minutes_by_stage": by_stage, **result.detail(), "figures": figures}
 
 
 if __name__ == "__main__":

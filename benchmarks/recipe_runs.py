@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,32 +92,44 @@ def learned(run: RunDirectory) -> Learned:
     return Learned(arms, {name: title_of(name, named) for name in arms}, temperatures, development)
 
 
-def figures_of(seeds: Sequence[Learned]) -> dict[str, float]:
-    """Return the headline figures of a learning result over its seeds, without those of baselines that were not run."""
-    found: dict[str, float] = {
-        "seeds": len(seeds),
-        "heldout_tasks": min(len(each.arms[BEFORE].tasks) for each in seeds),
-    }
+def figures_of(run: Learned) -> dict[str, float | None]:
+    """Return the headline figures of one run, without those of baselines that were not run. ``over_seeds`` joins those
+    of several runs."""
+    found: dict[str, float | None] = {"heldout_tasks": len(run.arms[BEFORE].tasks)}
+    rates = {run.titles[name]: arm.pass1.mean for name, arm in run.arms.items()}
     names = {"SFT, all": "sft", "SFT, verified": "verified_sft", "SFT, rejection": "rejection_sft"}
-    for title, name in names.items():
-        rates = [arm.pass1.mean for each in seeds for key, arm in each.arms.items() if each.titles[key] == title]
-        if rates:
-            found[f"{name}_best_mean"] = sum(rates) / len(rates)
+    found |= {f"{name}_best_mean": rates[title] for title, name in names.items() if title in rates}
     for arm, name in ((ALONE, "rl_alone"), (AFTER, "rl")):
-        rates = [each.arms[arm].pass1.mean for each in seeds if arm in each.arms]
-        if rates:
-            found[f"{name}_best_mean"] = sum(rates) / len(rates)
-    over = [each.gains() for each in seeds]
+        if arm in run.arms:
+            found[f"{name}_best_mean"] = run.arms[arm].pass1.mean
+    gain, best = run.gains()
+    before, after = run.arms[BEFORE], run.arms[AFTER]
     return found | {
-        "gain_over_best_mean": sum(gain.mean for gain, _ in over) / len(over),
-        "gain_over_best_min": min(gain.mean for gain, _ in over),
-        "gain_over_best_ci95_low_min": min(gain.low for gain, _ in over),
-        "best8_change_min": min(best.mean for _, best in over),
-        "submitted_share_change_min": min(each.submitted_change() for each in seeds),
-        "later_attempts_before": sum(each.arms[BEFORE].later_attempts for each in seeds) / len(seeds),
-        "later_attempts_after": sum(each.arms[AFTER].later_attempts for each in seeds) / len(seeds),
-        "later_if_fresh_after": sum(each.arms[AFTER].later_if_fresh for each in seeds) / len(seeds),
+        "gain_over_best_mean": gain.mean,
+        "gain_over_best_min": gain.mean,
+        "gain_over_best_ci95_low_min": gain.low,
+        f"best{after.samples}_change_min": best.mean,
+        "submitted_share_change_min": run.submitted_change(),
+        "later_attempts_before": before.later_attempts,
+        "later_attempts_after": after.later_attempts,
+        "later_if_fresh_after": after.later_if_fresh,
     }
+
+
+def over_seeds(rows: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
+    """Return the figures of several seeds, given those of each: the mean or maximum of what is called so, the mean of
+    shares of later attempts, and the minimum of the rest. A figure that is unknown for one seed is unknown for all."""
+    found: dict[str, float | None] = {"seeds": len(rows)}
+    for name in rows[0]:
+        values = [row[name] for row in rows]
+        known = [value for value in values if value is not None]
+        if len(known) < len(values):
+            found[name] = None
+        elif name.endswith("_mean") or name.startswith("later_"):
+            found[name] = sum(known) / len(known)
+        else:
+            found[name] = max(known) if name.endswith("_max") else min(known)
+    return found
 
 
 def stage_minutes(run: RunDirectory) -> dict[str, float]:

@@ -9,7 +9,7 @@ import argparse
 import json
 from pathlib import Path
 
-from recipe_runs import figures_of, learned, run_recipe, stage_minutes
+from recipe_runs import figures_of, learned, over_seeds, run_recipe, stage_minutes
 from result import write_result
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "smollm2.toml"
@@ -26,7 +26,7 @@ def main() -> None:
     lines = [json.loads(line) for line in run.stage_metrics("trainer").read_text().splitlines()]
     rollouts = [json.loads(line) for line in run.stage_metrics("rollouts").read_text().splitlines()]
     minutes = stage_minutes(run)
-    figures = figures_of([result]) | {"rl_steps": len(lines), "hours_max": sum(minutes.values()) / 60}
+    figures = over_seeds([figures_of(result)]) | {"rl_steps": len(lines), "hours_max": sum(minutes.values()) / 60}
     detail = {
         "overrides": overrides,
         "minutes_by_stage": minutes,
