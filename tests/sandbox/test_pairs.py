@@ -97,3 +97,15 @@ def test_descriptors_that_wait_in_a_box_keep_no_other_from_anything(with_backend
 def test_nor_where_an_ordinary_user_has_the_boxes(_possible: None) -> None:
     told = json.loads(run_as_ordinary_user(ORDINARY))
     assert told == [109, *["here", "made"] * 3, False, 1024]
+
+
+def test_no_box_may_raise_its_own_priority(with_backend: Any) -> None:
+    """A host that allows its users real-time scheduling or negative nice values keeps both from boxes; here that takes
+    such a host to fail."""
+
+    async def body(backend: Any) -> None:
+        box = await backend.create(BoxSpec())
+        ask = "import resource as r; print(*r.getrlimit(r.RLIMIT_RTPRIO), *r.getrlimit(r.RLIMIT_NICE))"
+        assert (await box.exec_python(ask)).stdout.split() == [b"0"] * 4
+
+    with_backend(body)

@@ -184,6 +184,8 @@ def _limits(spec: dict[str, Any], base: Base) -> None:
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = _DESCRIPTORS if files == resource.RLIM_INFINITY else min(_DESCRIPTORS, files // 2)
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+    for priority in (resource.RLIMIT_NICE, resource.RLIMIT_RTPRIO):
+        resource.setrlimit(priority, (0, 0))  # a host that allows more would let one box keep the processors for itself
     if not base.alone:
         _limit_shared()
     if spec["file_size"] is not None:
