@@ -124,7 +124,19 @@ def unknown(data: dict[str, Any], known: frozenset[str]) -> tuple[str, ...]:
 
 
 SAMPLING = frozenset(
-    ("temperature", "top_p", "top_k", "min_p", "seed", "logit_bias", "stream", "model", "messages", "tools",
-     "tool_choice", *_PENALTIES)
-)  # fmt: skip
+    (
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "seed",
+        "logit_bias",
+        "stream",
+        "model",
+        "messages",
+        "tools",
+        "tool_choice",
+        *_PENALTIES,
+    )
+)
 """Fields that every dialect reads."""

@@ -157,10 +157,21 @@ def addresses(text: str) -> tuple[str, ...]:
 
 
 _FLAGS = {
-    "policy": Path, "format": str, "weights": str, "model": str, "host": str, "port": int, "admin_key_file": Path,
-    "ready_file": Path, "max_tokens": int, "journal": Path, "sessions": Path, "device": str, "engine_key_file": Path,
+    "policy": Path,
+    "format": str,
+    "weights": str,
+    "model": str,
+    "host": str,
+    "port": int,
+    "admin_key_file": Path,
+    "ready_file": Path,
+    "max_tokens": int,
+    "journal": Path,
+    "sessions": Path,
+    "device": str,
+    "engine_key_file": Path,
     "logprobs": str,
-}  # fmt: skip
+}
 
 
 if __name__ == "__main__":

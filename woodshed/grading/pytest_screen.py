@@ -219,9 +219,11 @@ class _Suspicions:
 _ALL = "an object that equals everything"
 _EVERY = "a class that everything belongs to"
 _EQUALITY = {
-    "__eq__": (True, _ALL), "__ne__": (False, _ALL),
-    "__instancecheck__": (True, _EVERY), "__subclasscheck__": (True, _EVERY),
-}  # fmt: skip
+    "__eq__": (True, _ALL),
+    "__ne__": (False, _ALL),
+    "__instancecheck__": (True, _EVERY),
+    "__subclasscheck__": (True, _EVERY),
+}
 """Comparison method -> the answer that it must not always give, and what a class with such a method is."""
 
 

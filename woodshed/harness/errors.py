@@ -11,12 +11,31 @@ FORMAT_ERRORS = frozenset({"no_call", "cut_off", "malformed_call", "unknown_tool
 
 TOOL_ERRORS = frozenset(
     {
-        "path_outside_workspace", "invalid_path", "not_found", "is_directory", "not_a_directory", "exists",
-        "permission_denied", "too_large", "not_text", "no_match", "multiple_matches", "no_change", "no_such_line",
-        "syntax_error", "nothing_to_undo", "invalid_pattern", "timeout", "out_of_memory", "no_tests", "io_error",
-        "too_many_calls", "not_executed", "internal_error",
+        "path_outside_workspace",
+        "invalid_path",
+        "not_found",
+        "is_directory",
+        "not_a_directory",
+        "exists",
+        "permission_denied",
+        "too_large",
+        "not_text",
+        "no_match",
+        "multiple_matches",
+        "no_change",
+        "no_such_line",
+        "syntax_error",
+        "nothing_to_undo",
+        "invalid_pattern",
+        "timeout",
+        "out_of_memory",
+        "no_tests",
+        "io_error",
+        "too_many_calls",
+        "not_executed",
+        "internal_error",
     }
-)  # fmt: skip
+)
 """Errors of well-formed calls. ``internal_error`` always means a bug in a tool and is logged."""
 
 DETAIL_CHARS = 300

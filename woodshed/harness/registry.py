@@ -34,10 +34,23 @@ from .settings import HarnessSettings
 TOOLS: dict[str, type[Tool]] = {
     tool.name: tool
     for tool in (
-        ReadFile, EditFile, EditLine, EditWords, Undo, WriteFile, DeleteFile, Grep, Glob, ListDir, RunCommand, RunTests,
-        ReadLints, TodoWrite, Finish,
+        ReadFile,
+        EditFile,
+        EditLine,
+        EditWords,
+        Undo,
+        WriteFile,
+        DeleteFile,
+        Grep,
+        Glob,
+        ListDir,
+        RunCommand,
+        RunTests,
+        ReadLints,
+        TodoWrite,
+        Finish,
     )
-}  # fmt: skip
+}
 
 OS_ERRORS: tuple[tuple[type[OSError], str], ...] = (
     (FileNotFoundError, "not_found"),

@@ -10,9 +10,19 @@ from pydantic import Field, field_validator, model_validator
 from woodshed.record.settings import Settings, is_reference
 
 ALL_TOOLS = (
-    "read_file", "edit_file", "write_file", "delete_file", "grep", "glob", "list_dir", "run_command", "run_tests",
-    "read_lints", "todo_write", "finish",
-)  # fmt: skip
+    "read_file",
+    "edit_file",
+    "write_file",
+    "delete_file",
+    "grep",
+    "glob",
+    "list_dir",
+    "run_command",
+    "run_tests",
+    "read_lints",
+    "todo_write",
+    "finish",
+)
 """Default tools. ``edit_line``, ``edit_words`` and ``undo`` are left out; they are meant for tiny policies."""
 
 COMPACT_TOOLS = ("read_file", "edit_line", "edit_words", "undo", "run_tests", "finish")

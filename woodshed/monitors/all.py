@@ -22,10 +22,16 @@ log = logging.getLogger(__name__)
 MONITORS: dict[str, Monitor] = {
     monitor.__name__: monitor
     for monitor in (
-        solution_retrieved, test_tampering, special_casing, network_use, call_sabotage, question_asking, terminal_only,
+        solution_retrieved,
+        test_tampering,
+        special_casing,
+        network_use,
+        call_sabotage,
+        question_asking,
+        terminal_only,
         comment_stuffing,
     )
-}  # fmt: skip
+}
 
 JUDGE = "judge"
 """Name of the findings of the judge, which is not a function but a model behind HTTP (``monitors.judge``)."""

@@ -7,10 +7,22 @@ from typing import ClassVar, Literal
 
 FaultSource = Literal["box", "host", "endpoint", "task", "replay"]
 
-_SHORTAGES = frozenset({
-    errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT, errno.EROFS,
-    errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EINTR,
-})  # fmt: skip
+_SHORTAGES = frozenset(
+    {
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOMEM,
+        errno.ENOBUFS,
+        errno.EAGAIN,
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EROFS,
+        errno.EIO,
+        errno.ESTALE,
+        errno.ETIMEDOUT,
+        errno.EINTR,
+    }
+)
 
 
 class Fault(Exception):

@@ -25,8 +25,15 @@ from .plan import plan
 
 _NAME = "boxes"
 _BOUNDS = (
-    "max_starting", "keep_memory", "keep_disk", "memory_stall", "cpu_stall", "bases", "base_bytes", "cgroups",
-)  # fmt: skip
+    "max_starting",
+    "keep_memory",
+    "keep_disk",
+    "memory_stall",
+    "cpu_stall",
+    "bases",
+    "base_bytes",
+    "cgroups",
+)
 """Settings of a recipe that bound the boxes of each machine; ``woodshed boxes`` has settings of the same names."""
 
 

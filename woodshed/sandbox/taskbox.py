@@ -32,9 +32,12 @@ _CONFIG = """[core]
 \temail = box@localhost
 """
 _OPTIONS = (
-    "core.protectNTFS=false", "core.protectHFS=false", "core.logAllRefUpdates=false", "fastimport.unpackLimit=1",
+    "core.protectNTFS=false",
+    "core.protectHFS=false",
+    "core.logAllRefUpdates=false",
+    "fastimport.unpackLimit=1",
     "index.version=2",
-)  # fmt: skip
+)
 
 
 def first_commit(files: Mapping[str, bytes]) -> dict[str, bytes]:

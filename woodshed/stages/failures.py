@@ -28,9 +28,22 @@ class StageFailed(Exception):
 
 
 HOPELESS = (
-    StageFailed, RecipeError, TaskError, PackageError, OutOfTasks, DirectoryError, ProgramError, ProgramFailed,
-    RewardError, AlgorithmError, RunFailing, RunPaused, ConservationError, LedgerError, HintError,
-)  # fmt: skip
+    StageFailed,
+    RecipeError,
+    TaskError,
+    PackageError,
+    OutOfTasks,
+    DirectoryError,
+    ProgramError,
+    ProgramFailed,
+    RewardError,
+    AlgorithmError,
+    RunFailing,
+    RunPaused,
+    ConservationError,
+    LedgerError,
+    HintError,
+)
 """Errors of a stage for which a retry is useless; only their message is shown, without a traceback."""
 
 

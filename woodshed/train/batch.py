@@ -24,9 +24,13 @@ from .hinted import Hinted, HintedMessage, pack_hinted
 from .token_sets import TokenSets, merge
 
 PARTS = {
-    "rl": ("behaviour",), "ppo": ("behaviour",), "gspo": ("behaviour",), "ce": (), "ref_kl": ("behaviour", "reference"),
+    "rl": ("behaviour",),
+    "ppo": ("behaviour",),
+    "gspo": ("behaviour",),
+    "ce": (),
+    "ref_kl": ("behaviour", "reference"),
     "hint_kl": ("behaviour", "hint"),
-}  # fmt: skip
+}
 """The loss parts (see ``parts.py``) and what each needs to know of a token: its log-probability under the policy that
 sampled it (``behaviour``) or under the reference, or the hint for its message (``hinted``)."""
 _FORMAT = "woodshed-batch-1"

@@ -218,8 +218,11 @@ def failure(body: Any) -> Exception:
 
 
 _ERRORS: tuple[tuple[str, type[Exception]], ...] = (
-    ("invalid", ValueError), ("busy", EngineBusy), ("closed", EngineClosed), ("error", EngineError),
-)  # fmt: skip
+    ("invalid", ValueError),
+    ("busy", EngineBusy),
+    ("closed", EngineClosed),
+    ("error", EngineError),
+)
 
 
 class Frames:

@@ -12,9 +12,17 @@ from woodshed.engine.protocol import Completion, EngineError, EngineUnfit, OnRep
 from woodshed.engine.remote.wire import STUCK_SECONDS
 
 COUNTERS = (
-    "generated_tokens", "prefilled_tokens", "reused_tokens", "iterations", "swaps", "evictions", "swap_seconds",
-    "busy_seconds", "drafted_tokens", "accepted_tokens",
-)  # fmt: skip
+    "generated_tokens",
+    "prefilled_tokens",
+    "reused_tokens",
+    "iterations",
+    "swaps",
+    "evictions",
+    "swap_seconds",
+    "busy_seconds",
+    "drafted_tokens",
+    "accepted_tokens",
+)
 """Names in ``stats`` whose values never decrease while an engine runs."""
 
 

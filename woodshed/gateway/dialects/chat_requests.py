@@ -59,9 +59,19 @@ def as_function_call(message: Message) -> Message:
 
 
 _READ = SAMPLING | {
-    "n", "top_logprobs", "logprobs", "logprobs_mode", "stream_options", "max_completion_tokens", "max_tokens", "stop",
-    "response_format", "parallel_tool_calls", "functions", "function_call",
-}  # fmt: skip
+    "n",
+    "top_logprobs",
+    "logprobs",
+    "logprobs_mode",
+    "stream_options",
+    "max_completion_tokens",
+    "max_tokens",
+    "stop",
+    "response_format",
+    "parallel_tool_calls",
+    "functions",
+    "function_call",
+}
 
 
 @dataclass(frozen=True, kw_only=True)

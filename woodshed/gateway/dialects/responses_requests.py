@@ -37,9 +37,19 @@ _ECHOED = (
     "top_logprobs",
 )
 _READ = SAMPLING | {
-    "input", "instructions", "max_output_tokens", "text", "truncation", "include", "top_logprobs",
-    "parallel_tool_calls", "logprobs_mode", "logprobs", "n", *_STATEFUL,
-}  # fmt: skip
+    "input",
+    "instructions",
+    "max_output_tokens",
+    "text",
+    "truncation",
+    "include",
+    "top_logprobs",
+    "parallel_tool_calls",
+    "logprobs_mode",
+    "logprobs",
+    "n",
+    *_STATEFUL,
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,9 +45,22 @@ MAX_ADDED, MAX_ADDED_BYTES = 200, 512 << 10
 
 _PASSING = {"__pycache__", ".pytest_cache", ".hypothesis", ".mypy_cache", ".ruff_cache", "build", "dist", SCRATCH}
 _CONFIGURATION = {
-    "conftest.py", "sitecustomize.py", "usercustomize.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml",
-    "tox.ini", "setup.cfg", "setup.py", "pyproject.toml", "GNUmakefile", "makefile", "Makefile", "noxfile.py",
-}  # fmt: skip
+    "conftest.py",
+    "sitecustomize.py",
+    "usercustomize.py",
+    "pytest.ini",
+    ".pytest.ini",
+    "pytest.toml",
+    ".pytest.toml",
+    "tox.ini",
+    "setup.cfg",
+    "setup.py",
+    "pyproject.toml",
+    "GNUmakefile",
+    "makefile",
+    "Makefile",
+    "noxfile.py",
+}
 
 
 CONFIGURES = "configures the interpreter or the test runner"

@@ -22,10 +22,21 @@ _BENEATH = kernel.RESOLVE_BENEATH | kernel.RESOLVE_NO_SYMLINKS | kernel.RESOLVE_
 _MAX_ENTRIES = 200_000
 _MAX_SECONDS = 10.0
 _MAX_PATH = 1024
-_LEFT_OUT = frozenset({
-    errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.EXDEV, errno.ENXIO, errno.ENODEV,
-    errno.ENAMETOOLONG, errno.EAGAIN, errno.ESTALE,
-})  # fmt: skip
+_LEFT_OUT = frozenset(
+    {
+        errno.ENOENT,
+        errno.ENOTDIR,
+        errno.EACCES,
+        errno.EPERM,
+        errno.ELOOP,
+        errno.EXDEV,
+        errno.ENXIO,
+        errno.ENODEV,
+        errno.ENAMETOOLONG,
+        errno.EAGAIN,
+        errno.ESTALE,
+    }
+)
 """Errors of an entry that is unreadable or was replaced since it was listed; it is left out. Any other error ends
 ``collect``: a file that is missing because descriptors ran out must not count as not submitted."""
 

@@ -24,9 +24,14 @@ from .template import HOME, UID, command_path, search_path
 
 IN, _OUT = 16, 17
 _BECOME_USER = [
-    f"--reuid={UID}", f"--regid={UID}", "--clear-groups", "--bounding-set=-all", "--inh-caps=-all",
-    "--no-new-privs", "--",
-]  # fmt: skip
+    f"--reuid={UID}",
+    f"--regid={UID}",
+    "--clear-groups",
+    "--bounding-set=-all",
+    "--inh-caps=-all",
+    "--no-new-privs",
+    "--",
+]
 
 
 class Pipes:

@@ -17,9 +17,21 @@ _NAMED = {"node_modules", "site-packages", "dist-packages", "_bundled"}
 _COPIES = (".whl", ".egg", ".dist-info", ".egg-info", ".pyz")
 _MARKS = {"__init__.py", "package.json"}
 _WITHOUT = {
-    "include", "man", "info", "help", "locale", "zoneinfo", "icons", "fonts", "terminfo", "firmware", "modules",
-    "perl", "perl5", "__pycache__",
-}  # fmt: skip
+    "include",
+    "man",
+    "info",
+    "help",
+    "locale",
+    "zoneinfo",
+    "icons",
+    "fonts",
+    "terminfo",
+    "firmware",
+    "modules",
+    "perl",
+    "perl5",
+    "__pycache__",
+}
 """Names of folders that are not searched: they hold many files but no packages."""
 _STANDARD = re.compile(r"(python|pypy)\d[\d.]*t?$")
 _MOST = 8

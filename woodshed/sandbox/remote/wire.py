@@ -40,8 +40,11 @@ _PLAIN = BoxSpec()
 _LIMITS, _EGRESS = TypeAdapter(Limits), TypeAdapter(Egress)
 _SNAPSHOT, _PROBE = TypeAdapter(Snapshot), TypeAdapter(Probe)
 _ERRORS: tuple[tuple[str, type[Exception]], ...] = (
-    ("paused", Paused), ("unsupported", Unsupported), ("sandbox", SandboxError), ("invalid", ValueError),
-)  # fmt: skip
+    ("paused", Paused),
+    ("unsupported", Unsupported),
+    ("sandbox", SandboxError),
+    ("invalid", ValueError),
+)
 
 
 class HostLost(SandboxError):

@@ -23,10 +23,19 @@ MAX_BYTES = 2 << 20
 
 _TEXT = frozenset((".md", ".rst", ".txt"))
 _PROSE = re.compile(r"(?i)(?:readme|contributing|licen[cs]e|copying|authors|security|code_of_conduct)(?:\.\w+)?")
-_PROJECT = frozenset((
-    "pyproject.toml", "setup.cfg", "setup.py", "tox.ini", "MANIFEST.in", "Makefile", "mypy.ini", ".editorconfig",
-    ".gitignore",
-))  # fmt: skip
+_PROJECT = frozenset(
+    (
+        "pyproject.toml",
+        "setup.cfg",
+        "setup.py",
+        "tox.ini",
+        "MANIFEST.in",
+        "Makefile",
+        "mypy.ini",
+        ".editorconfig",
+        ".gitignore",
+    )
+)
 _REQUIREMENTS = re.compile(r"requirements[\w.-]*\.(?:txt|in)")
 _LOG = re.compile(r"(?i)(?:^|[/_.-])(?:changes|changelog|history|news|release[s_-]?(?:notes)?|whatsnew|migrat\w*)\b")
 _DOCS = ("docs", "doc")

@@ -14,15 +14,45 @@ from .project import Project
 from .spec import own_options
 
 _NOT_CODE = {
-    "test", "tests", "testing", "doc", "docs", "example", "examples", "bench", "benchmark", "benchmarks", "script",
-    "scripts", "tools", "tool", "ci", "build", "dist", "contrib", "demo", "demos", "samples", "notebooks", "tasks",
-    "changelog.d", "news", "node_modules", "venv", "env",
-}  # fmt: skip
+    "test",
+    "tests",
+    "testing",
+    "doc",
+    "docs",
+    "example",
+    "examples",
+    "bench",
+    "benchmark",
+    "benchmarks",
+    "script",
+    "scripts",
+    "tools",
+    "tool",
+    "ci",
+    "build",
+    "dist",
+    "contrib",
+    "demo",
+    "demos",
+    "samples",
+    "notebooks",
+    "tasks",
+    "changelog.d",
+    "news",
+    "node_modules",
+    "venv",
+    "env",
+}
 _NOT_MODULES = {"setup.py", "conftest.py", "noxfile.py", "tasks.py", "fabfile.py", "manage.py", "bootstrap.py"}
 _PYTEST_OPTIONS = (
-    "python_files", "python_classes", "python_functions", "markers", "norecursedirs", "usefixtures",
+    "python_files",
+    "python_classes",
+    "python_functions",
+    "markers",
+    "norecursedirs",
+    "usefixtures",
     "consider_namespace_packages",
-)  # fmt: skip
+)
 _MEMBER_FILES = ("pyproject.toml", "setup.py", "setup.cfg")
 _MEMBER_DEPTH = 3
 """Depth below the root at which projects of a monorepo are looked for."""

@@ -23,10 +23,20 @@ from woodshed.tasks.packages.workspace import MAX_FILE_BYTES
 
 QUIET = {"GIT_NO_LAZY_FETCH": "1", "LC_ALL": "C", "TZ": "UTC"}
 """Environment variables of every call of git."""
-_OF_HOOKS = frozenset((
-    "GIT_DIR", "GIT_WORK_TREE", "GIT_COMMON_DIR", "GIT_INDEX_FILE", "GIT_NAMESPACE", "GIT_OBJECT_DIRECTORY",
-    "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_SHALLOW_FILE", "GIT_GRAFT_FILE", "GIT_PREFIX",
-))  # fmt: skip
+_OF_HOOKS = frozenset(
+    (
+        "GIT_DIR",
+        "GIT_WORK_TREE",
+        "GIT_COMMON_DIR",
+        "GIT_INDEX_FILE",
+        "GIT_NAMESPACE",
+        "GIT_OBJECT_DIRECTORY",
+        "GIT_ALTERNATE_OBJECT_DIRECTORIES",
+        "GIT_SHALLOW_FILE",
+        "GIT_GRAFT_FILE",
+        "GIT_PREFIX",
+    )
+)
 
 
 def git_environment() -> dict[str, str]:
@@ -58,9 +68,24 @@ def blobs_of(answer: bytes, digests: Sequence[str]) -> list[bytes]:
 MAX_BYTES = 256 << 20
 _HISTORY = "refs/heads/woodshed"
 _SKIPPED = {
-    ".git", ".hg", ".svn", "__pycache__", "node_modules", "site-packages", ".tox", ".nox", ".venv", "venv", "env",
-    ".mypy_cache", ".pytest_cache", ".ruff_cache", ".eggs", "build", "dist",
-}  # fmt: skip
+    ".git",
+    ".hg",
+    ".svn",
+    "__pycache__",
+    "node_modules",
+    "site-packages",
+    ".tox",
+    ".nox",
+    ".venv",
+    "venv",
+    "env",
+    ".mypy_cache",
+    ".pytest_cache",
+    ".ruff_cache",
+    ".eggs",
+    "build",
+    "dist",
+}
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,11 @@ _UU = re.compile(rb"(?m)(?:^M[ -`]{60}\r?\n)+(?:^[ -`]{2,61}\r?\n?)?")
 _ENTITY = re.compile(rb"&(?:lt|gt|quot|amp|#\d+|#x[0-9a-fA-F]+);")
 _UNICODE = re.compile(rb"\\u00[0-7][0-9a-fA-F]")
 _ENCODINGS: tuple[tuple[re.Pattern[bytes], Callable[[bytes], bytes]], ...] = (
-    (_BASE64, base64.b64decode), (_HEX, binascii.unhexlify), (_BASE32, base64.b32decode), (_BASE85, base64.b85decode),
-)  # fmt: skip
+    (_BASE64, base64.b64decode),
+    (_HEX, binascii.unhexlify),
+    (_BASE32, base64.b32decode),
+    (_BASE85, base64.b85decode),
+)
 
 
 def texts_of(data: bytes, depth: int = 0) -> Iterator[str]:

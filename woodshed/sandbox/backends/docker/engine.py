@@ -93,10 +93,13 @@ async def _feed(sink: asyncio.StreamWriter | None, data: AsyncIterable[bytes] | 
 
 SECONDS = 90.0
 _ENFORCED = {  # no engine limits a container's disk space on an ordinary file system
-    "memory": "the engine's control group, address space, accounting", "processes": "the engine's control group",
-    "cpu_seconds": "accounting, RLIMIT_CPU for exec_python", "file_size": "RLIMIT_FSIZE",
-    "wall_time": "deadline", "output": "cut off",
-}  # fmt: skip
+    "memory": "the engine's control group, address space, accounting",
+    "processes": "the engine's control group",
+    "cpu_seconds": "accounting, RLIMIT_CPU for exec_python",
+    "file_size": "RLIMIT_FSIZE",
+    "wall_time": "deadline",
+    "output": "cut off",
+}
 
 
 async def attempt(backend: DockerBackend) -> Probe:

@@ -25,9 +25,18 @@ _LOADER = [f"{INSIDE}/ld.so", "--library-path", f"{INSIDE}/lib"]
 PYTHON = [*_LOADER, f"{INSIDE}/python/bin/python3"]
 SETPRIV = [*_LOADER, f"{INSIDE}/bin/setpriv"]
 _LEFT_OUT = (
-    "site-packages", "dist-packages", "test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3",
-    "config-*", "_tkinter*",
-)  # fmt: skip
+    "site-packages",
+    "dist-packages",
+    "test",
+    "tests",
+    "idlelib",
+    "tkinter",
+    "turtledemo",
+    "ensurepip",
+    "lib2to3",
+    "config-*",
+    "_tkinter*",
+)
 
 
 def runtime(cache: Path | None = None) -> Path:

@@ -25,9 +25,18 @@ from . import initrd
 from .qemu import Programs
 
 _OMITTED = (
-    "share/doc", "share/man", "share/info", "share/locale", "share/icons", "share/help", "lib/debug", "lib/firmware",
-    "lib/modules", "lib/jvm", "lib/google-cloud-sdk",
-)  # fmt: skip
+    "share/doc",
+    "share/man",
+    "share/info",
+    "share/locale",
+    "share/icons",
+    "share/help",
+    "lib/debug",
+    "lib/firmware",
+    "lib/modules",
+    "lib/jvm",
+    "lib/google-cloud-sdk",
+)
 """Folders below /usr that are left out: large and of no use to a box."""
 _OWNED = (f"--force-uid={template.UID}", f"--force-gid={template.UID}")
 _KEPT_SECONDS = 30 * 86400

@@ -115,10 +115,14 @@ def _version(command: list[str], programs: Programs) -> str:
 
 SECONDS = 300.0
 _LIMITS = {
-    "memory": "size of the machine, address space, accounting", "processes": "RLIMIT_NPROC",
-    "cpu_seconds": "accounting", "file_size": "RLIMIT_FSIZE", "disk": "size of a tmpfs", "wall_time": "deadline",
+    "memory": "size of the machine, address space, accounting",
+    "processes": "RLIMIT_NPROC",
+    "cpu_seconds": "accounting",
+    "file_size": "RLIMIT_FSIZE",
+    "disk": "size of a tmpfs",
+    "wall_time": "deadline",
     "output": "cut off",
-}  # fmt: skip
+}
 
 
 async def attempt(backend: MicrovmBackend) -> Probe:

@@ -25,9 +25,14 @@ from . import net as boxnet
 
 CONTROL, UPPER, OFFER, EVENTS = 3, 4, 5, 6
 NAMESPACES = (
-    kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC
-    | kernel.CLONE_NEWUTS | kernel.CLONE_NEWCGROUP
-)  # fmt: skip
+    kernel.CLONE_NEWUSER
+    | kernel.CLONE_NEWNS
+    | kernel.CLONE_NEWPID
+    | kernel.CLONE_NEWNET
+    | kernel.CLONE_NEWIPC
+    | kernel.CLONE_NEWUTS
+    | kernel.CLONE_NEWCGROUP
+)
 _PROC = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
 _RESERVED_PIDS = 300
 _SHM = 64 << 20

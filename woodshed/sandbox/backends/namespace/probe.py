@@ -12,10 +12,14 @@ if TYPE_CHECKING:
 
 SECONDS = 30.0
 _ENFORCED = {
-    "memory": "address space, accounting of processes", "processes": "RLIMIT_NPROC",
-    "cpu_seconds": "accounting, RLIMIT_CPU for exec_python", "file_size": "RLIMIT_FSIZE", "disk": "size of a tmpfs",
-    "wall_time": "deadline", "output": "cut off",
-}  # fmt: skip
+    "memory": "address space, accounting of processes",
+    "processes": "RLIMIT_NPROC",
+    "cpu_seconds": "accounting, RLIMIT_CPU for exec_python",
+    "file_size": "RLIMIT_FSIZE",
+    "disk": "size of a tmpfs",
+    "wall_time": "deadline",
+    "output": "cut off",
+}
 CHECKS = """
 import os, resource
 rows = {"memory": resource.getrlimit(resource.RLIMIT_AS)[0] == 1 << 30,

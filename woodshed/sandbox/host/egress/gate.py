@@ -20,9 +20,15 @@ MAX_OPEN = 128
 _PROXY = f"http://127.0.0.1:{PROXY_PORT}"
 _LOCAL = "localhost,127.0.0.1,::1"
 PROXY_ENVIRONMENT = {
-    "http_proxy": _PROXY, "https_proxy": _PROXY, "HTTP_PROXY": _PROXY, "HTTPS_PROXY": _PROXY, "no_proxy": _LOCAL,
-    "NO_PROXY": _LOCAL, "NODE_USE_ENV_PROXY": "1", "SSL_CERT_FILE": "/etc/ssl/certs/ca-certificates.crt",
-}  # fmt: skip
+    "http_proxy": _PROXY,
+    "https_proxy": _PROXY,
+    "HTTP_PROXY": _PROXY,
+    "HTTPS_PROXY": _PROXY,
+    "no_proxy": _LOCAL,
+    "NO_PROXY": _LOCAL,
+    "NODE_USE_ENV_PROXY": "1",
+    "SSL_CERT_FILE": "/etc/ssl/certs/ca-certificates.crt",
+}
 """Environment variables that tell programs in a box about the proxy."""
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]

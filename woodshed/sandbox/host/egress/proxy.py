@@ -23,9 +23,19 @@ _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _TARGET = re.compile(r"[!-~]+")
 # Header fields that are not forwarded: they concern client and proxy only, or the proxy sets them itself.
 _HOP = frozenset(
-    ["host", "connection", "proxy-connection", "proxy-authorization", "proxy-authenticate", "keep-alive", "te",
-     "trailer", "upgrade", "content-length"]
-)  # fmt: skip
+    [
+        "host",
+        "connection",
+        "proxy-connection",
+        "proxy-authorization",
+        "proxy-authenticate",
+        "keep-alive",
+        "te",
+        "trailer",
+        "upgrade",
+        "content-length",
+    ]
+)
 
 
 class BadRequest(ValueError):

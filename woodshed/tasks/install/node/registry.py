@@ -92,10 +92,23 @@ _NAME = r"(?:@[A-Za-z0-9~][A-Za-z0-9._~-]{0,99}/)?[A-Za-z0-9_~-][A-Za-z0-9._~-]{
 _PACKAGE = re.compile(rf"/({_NAME})")
 _ARCHIVE = re.compile(rf"/-/archives/({_NAME})/([0-9A-Za-z.+-]{{1,100}})\.tgz")
 _KEPT = (
-    "name", "version", "dependencies", "optionalDependencies", "peerDependencies", "peerDependenciesMeta", "bin",
-    "engines", "os", "cpu", "libc", "bundleDependencies", "bundledDependencies", "deprecated", "hasInstallScript",
+    "name",
+    "version",
+    "dependencies",
+    "optionalDependencies",
+    "peerDependencies",
+    "peerDependenciesMeta",
+    "bin",
+    "engines",
+    "os",
+    "cpu",
+    "libc",
+    "bundleDependencies",
+    "bundledDependencies",
+    "deprecated",
+    "hasInstallScript",
     "_hasShrinkwrap",
-)  # fmt: skip
+)
 
 
 class Registry(IndexServer[Archive]):

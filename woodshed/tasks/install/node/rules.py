@@ -81,9 +81,10 @@ def _text(item: tuple[str, str]) -> str:
 
 
 _RUN = {
-    "mocha": "node node_modules/mocha/bin/mocha.js --no-config", "tape": "node node_modules/tape/bin/tape",
+    "mocha": "node node_modules/mocha/bin/mocha.js --no-config",
+    "tape": "node node_modules/tape/bin/tape",
     "node:test": "node --test",
-}  # fmt: skip
+}
 _PASSED = {"mocha": r"^\s*[1-9]\d* passing\b", "tape": r"^# pass +[1-9]", "node:test": r"^\S pass [1-9]"}
 _BDD = re.compile(r"(?m)^\s*(describe|it)\s*\(")
 _FAILED = tuple(range(33))

@@ -12,9 +12,15 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 _FUNCTIONS = frozenset(
-    ("function_declaration", "generator_function_declaration", "function_expression", "generator_function",
-     "arrow_function", "method_definition")
-)  # fmt: skip
+    (
+        "function_declaration",
+        "generator_function_declaration",
+        "function_expression",
+        "generator_function",
+        "arrow_function",
+        "method_definition",
+    )
+)
 _GONE = "throw new Error('not implemented');"
 
 

@@ -22,9 +22,15 @@ Edit = tuple[str, "Node", str]
 """(kind, node, its new text)."""
 
 _COMPARE = {
-    "===": ("!==",), "!==": ("===",), "==": ("!=",), "!=": ("==",),
-    "<": ("<=", ">"), "<=": ("<",), ">": (">=", "<"), ">=": (">",),
-}  # fmt: skip
+    "===": ("!==",),
+    "!==": ("===",),
+    "==": ("!=",),
+    "!=": ("==",),
+    "<": ("<=", ">"),
+    "<=": ("<",),
+    ">": (">=", "<"),
+    ">=": (">",),
+}
 _BINOP = {
     "+": "-",
     "-": "+",
@@ -42,10 +48,22 @@ _BINOP = {
 }
 _LOGIC = {"&&": "||", "||": "&&", "??": "&&"}
 _PAIRS = (
-    "push unshift", "pop shift", "indexOf lastIndexOf", "some every", "startsWith endsWith", "min max", "floor ceil",
-    "toLowerCase toUpperCase", "trimStart trimEnd", "encodeURIComponent encodeURI", "decodeURIComponent decodeURI",
-    "keys values", "parseInt parseFloat", "charAt charCodeAt", "slice substr",
-)  # fmt: skip
+    "push unshift",
+    "pop shift",
+    "indexOf lastIndexOf",
+    "some every",
+    "startsWith endsWith",
+    "min max",
+    "floor ceil",
+    "toLowerCase toUpperCase",
+    "trimStart trimEnd",
+    "encodeURIComponent encodeURI",
+    "decodeURIComponent decodeURI",
+    "keys values",
+    "parseInt parseFloat",
+    "charAt charCodeAt",
+    "slice substr",
+)
 _CALLS = {a: b for pair in _PAIRS for a, b in (pair.split(), pair.split()[::-1])}
 _SIMPLE = ("identifier", "member_expression", "subscript_expression", "call_expression")
 

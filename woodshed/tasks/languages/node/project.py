@@ -33,8 +33,9 @@ _NOT_CODE = _words(
 )
 _NOT_FILES = re.compile(
     r".*\.config\.[cm]?js|.*\.min\.js|\..*|(gruntfile|gulpfile|makefile|rollup.*|webpack.*|karma.*|bench.*|perf.*|"
-    r"example.*|cli|bin)\.[cm]?js", re.IGNORECASE,
-)  # fmt: skip
+    r"example.*|cli|bin)\.[cm]?js",
+    re.IGNORECASE,
+)
 _LOADED = re.compile(r"""(?:\brequire\s*\(|\bimport\s*\(|\bfrom\s+|\bimport\s+)\s*['"]([^'"./][^'"]*)['"]""")
 _KEPT = ("name", "version", "type", "main", "module", "exports", "imports")
 _PYTHON = ("pyproject.toml", "setup.py", "setup.cfg")

@@ -34,10 +34,15 @@ from .decide import Limits, find, left_open, release, retire, settle_unsolved
 from .harder import WAYS, Hardener, Way
 
 _MEANING = {
-    "unrated": "no rollouts yet", "undecided": "too few rollouts to say", "teaches": "stay as they are",
-    "too easy": "retired", "unsolved": "checked again, quarantined or broken",
-    "retired": "before", "quarantined": "before", "broken": "before",
-}  # fmt: skip
+    "unrated": "no rollouts yet",
+    "undecided": "too few rollouts to say",
+    "teaches": "stay as they are",
+    "too easy": "retired",
+    "unsolved": "checked again, quarantined or broken",
+    "retired": "before",
+    "quarantined": "before",
+    "broken": "before",
+}
 
 
 @dataclass
