@@ -10,6 +10,7 @@ import pytest
 
 from tests.stages.test_solved import LAPTOP, recipe, rollout, run_with, weights  # noqa: F401  (a fixture)
 from woodshed.evaluate.arms import ADOPT, AFTER
+from woodshed.policy.hf import load_policy
 from woodshed.recipe.load import dump_recipe, first_source, load_recipe
 from woodshed.recipe.recipe import Recipe
 from woodshed.record.run_directory import RunDirectory, write_text
@@ -81,6 +82,12 @@ def test_conversations_that_would_not_be_learned_are_refused(earlier: RunDirecto
     assert "own.jsonl would not be learned from" in refusal(going_on(earlier, 1, given), earlier)
     write_text(earlier.recipe, dump_recipe(load_recipe(earlier.recipe, [given])))
     assert refusal(going_on(earlier, 1, given), earlier) == "", "the earlier run learned from it"
+
+
+def test_another_chat_format_is_refused(earlier: RunDirectory) -> None:
+    kept = load_policy(earlier.policy("final")).format.name
+    assert refusal(going_on(earlier, 1, f"policy.format={kept!r}"), earlier) == ""
+    assert f"the chat format {kept!r}" in refusal(going_on(earlier, 1, "policy.format='llama3'"), earlier)
 
 
 def test_unfinished_runs_and_packages_are_refused(earlier: RunDirectory) -> None:

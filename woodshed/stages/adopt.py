@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from woodshed.evaluate.arms import ADOPT, AFTER
 from woodshed.recipe.load import RecipeError, earlier_run, load_recipe
 from woodshed.recipe.recipe import Recipe
@@ -55,6 +57,12 @@ def refusal(recipe: Recipe, earlier: RunDirectory) -> str:
         return (
             f"learn.demonstrations.conversations: {more[0]} would not be learned from: a run that goes on from "
             f"{earlier.root} does no SFT before RL; leave it out, or start from {earlier.policy('final')}"
+        )
+    kept = json.loads((earlier.policy("final") / "woodshed.json").read_text("utf-8"))["format"]
+    if recipe.policy.format not in ("auto", kept):
+        return (
+            f"policy.format: {earlier.root} has learned the chat format {kept!r}, and its examples have it; leave out "
+            f"{recipe.policy.format!r}, or start from {earlier.policy('final')}"
         )
     used, own = _seeds(before, earlier), _seed_of_tasks(recipe)
     if own in used:
