@@ -26,8 +26,11 @@ class Stalled:
 
     def __init__(self, store: Store, version: int, meanwhile: Callable[[], None]) -> None:
         self.store, self.url, self.listing, self.get = store, store.url, store.listing, store.get
-        self.put, self.delete = store.put, store.delete
-        self.key, self.meanwhile = f"v{version:06d}/manifest.json", meanwhile
+        self.delete, self.meanwhile = store.delete, meanwhile
+        self.key = f"v{version:06d}/manifest.json"
+
+    def put(self, key: str, data: bytes) -> None:
+        self.store.put(key, data)
 
     def create(self, key: str, data: bytes) -> bool:
         if key == self.key:
@@ -81,26 +84,39 @@ def test_a_manifest_that_lands_after_the_take_over_does_not_count(store: Store, 
     assert Publisher(store, 4, fsync=False).head == 6 and versions(store) == list(range(7))
 
 
-def test_what_lands_while_another_takes_over_counts_for_all_or_for_nobody(store: Store) -> None:
-    """A version written after the successor started and before it listed versions counts; the successor continues
-    from it."""
-    landed: list[int] = []
+@pytest.mark.parametrize("when", ["claimed", "listed", "recorded"])
+def test_what_lands_while_another_takes_over_counts_for_all_or_for_nobody(store: Store, when: str) -> None:
+    """A version that is written while the successor settles counts, also if a follower has taken it before the
+    successor has recorded a head; the successor continues from it."""
+    landed: list[int | None] = []
 
     class Slow(Stalled):
         def create(self, key: str, data: bytes) -> bool:
             made = self.store.create(key, data)
-            if key == "writer/000002.json" and not landed:
-                landed.append(2)
-                write_manifest(store, pending[0])
+            if key == "writer/000002.json" and when == "claimed":
+                self.land()
             return made
+
+        def put(self, key: str, data: bytes) -> None:
+            if when == "listed":
+                self.land()
+            self.store.put(key, data)
+            if when == "recorded":
+                self.land()
+
+        def land(self) -> None:
+            if not landed:
+                write_manifest(store, pending[0])
+                landed.append(follower.advance())
 
     publish(store, 3)
     pending = [read_manifest(store, 2)]
     store.delete("v000002/manifest.json")  # its parts are there, its manifest is under way
+    follower = Follower(store)
     second = Publisher(Slow(store, 99, lambda: None), 4, fsync=False)
-    assert landed and second.head == 2
+    assert landed == [1 if when == "recorded" else 2] and second.head == 2
     second.publish(3, state_at(3))
-    assert takes(Follower(store), 3) and verify_chain(store) == [0, 1, 2, 3]
+    assert takes(follower, 3) and takes(Follower(store), 3) and verify_chain(store) == [0, 1, 2, 3]
 
 
 def test_a_chain_replaced_in_place_is_noticed(where: str) -> None:

@@ -67,19 +67,23 @@ def read_writer(store: Store, number: int) -> Writer:
 
 
 class Writers:
-    """A reader's knowledge of a chain's publishers. Call ``look`` after listing versions, then ``counts``."""
+    """A reader's knowledge of a chain's publishers. Call ``look`` after listing versions, then ``counts``. Publisher
+    ``without`` fences nobody."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, *, without: int = 0) -> None:
         self.store = store
         self.newest: Writer | None = None
+        self._without = without
         self._known: dict[int, Writer] = {}
 
     def look(self) -> None:
         """Read the newest record."""
         number = newest_writer(self.store)
         newest = read_writer(self.store, number) if number else None
-        if newest is None or self.newest is None or newest.chain != self.newest.chain:
-            self._known.clear()
+        if newest is None or self.newest is None or newest.token != self.newest.token:
+            self._known.clear()  # the newest publisher may have recorded its head again since it was read
+        if newest is not None:
+            self._known[number] = newest
         self.newest = newest
 
     def check_same(self, chain: str, version: int) -> None:
@@ -99,11 +103,9 @@ class Writers:
         """Return whether a version belongs to the chain and was not written after its publisher was fenced."""
         if self.newest is None or manifest.chain != self.newest.chain:
             return False
-        for number in range(manifest.writer + 1, self.newest.number + 1):
-            head = self._record(number).head
-            if head is not None:  # Heads ascend: the next one is the lowest.
-                return manifest.version <= head
-        return True
+        later = (n for n in range(manifest.writer + 1, self.newest.number + 1) if n != self._without)
+        heads = (self._record(number).head for number in later)
+        return all(head is None or manifest.version <= head for head in heads)
 
     def _record(self, number: int) -> Writer:
         known = self._known.get(number)
@@ -179,7 +181,8 @@ class Fence:
             )
 
     def _settle(self) -> None:
-        writers = Writers(self.store)
+        # without the own record, which would fence versions that readers counted before it had a head
+        writers = Writers(self.store, without=self.writer.number)
         while True:
             head = max(writers.counting(), default=EMPTY)
             if head == self.writer.head:
