@@ -61,6 +61,7 @@ class ScriptedEngine:
         self.delay = 0.0
         self.gate: asyncio.Event | None = None
         self.routes = routes
+        self.told: dict[str, Any] = {}
 
     async def generate(
         self, tokens: Sequence[int], sampling: Sampling, *, session: str | None = None, on_token: OnToken | None = None
@@ -98,7 +99,7 @@ class ScriptedEngine:
         self.released.append(session)
 
     def stats(self) -> dict[str, Any]:
-        return {"running": 0, "version": self.version, "name": "scripted"}
+        return {"running": 0, "version": self.version, "name": "scripted", **self.told}
 
     async def close(self) -> None:
         return None

@@ -418,6 +418,11 @@ def test_feedback_models_health_metrics() -> None:
         assert (await site.http.post("/v1/feedback", json=[1], headers=headers)).status_code == 400
         assert (await site.http.get("/v1/models")).json()["data"][0]["id"] == "woodshed"
         assert await site.admin.health() == {"status": "ok", "model": "woodshed", "version": 3}
+        site.engine.told = {"engines_serving": 0}
+        assert (await site.admin.health())["status"] == "no engine serves"
+        site.engine.told = {"stopped": "out of memory"}
+        answer = await site.http.get("/health")
+        assert answer.status_code == 503 and answer.json()["reason"] == "out of memory"
         await site.chat()
         await site.chat([{"role": "user", "content": "another"}])
         metrics = (await site.http.get("/metrics")).text

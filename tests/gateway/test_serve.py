@@ -12,8 +12,13 @@ from typing import Any
 import openai
 import pytest
 
+from woodshed.cluster.service import ADMIN_VARIABLE
+from woodshed.engine.protocol import EngineClosed
+from woodshed.engine.remote.service import serve as engine_server
+from woodshed.engine.settings import EngineServerSettings
 from woodshed.gateway.client import GatewayAdmin
 from woodshed.gateway.serve import parse_arguments
+from woodshed.gateway.serve import serve as gateway
 from woodshed.gateway.settings import GatewaySettings
 from woodshed.policy.config import DecoderConfig
 from woodshed.policy.decoder import Decoder
@@ -170,6 +175,32 @@ def test_sessions_survive_a_server_that_is_killed_while_they_end(tmp_path: Path)
     assert sorted(each.id for each in store) == sorted(ids)
     assert all(each.source == "live" and each.effort.turns == 1 for each in store)
     store.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("program", ["gateway", "engine"])
+def test_a_program_ends_when_its_engine_stops(program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights that fail half way stop the engine. The program must end then, because only a restart helps."""
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise MemoryError("no room for the new weights")
+
+    policy = tiny(0)
+    save_policy(Policy(policy, COMPACT, get_format("compact"), policy.config), tmp_path / "policy")
+    Publisher(tmp_path / "weights", fsync=False).publish(1, hf_state(tiny(1)))
+    monkeypatch.setattr("woodshed.engine.local.load_hf_state", fails)
+    monkeypatch.setenv(ADMIN_VARIABLE, ADMIN)
+    fields: dict[str, Any] = {
+        "policy": tmp_path / "policy",
+        "weights": str(tmp_path / "weights"),
+        "shutdown_seconds": 1,
+    }
+    if program == "gateway":
+        serving = gateway(GatewaySettings(**fields))
+    else:
+        serving = engine_server(EngineServerSettings(**fields))
+    with pytest.raises(EngineClosed, match="no room for the new weights"):
+        asyncio.run(asyncio.wait_for(serving, 300))
 
 
 def test_arguments_become_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

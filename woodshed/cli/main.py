@@ -224,7 +224,7 @@ def engine(
     Console().print(f"engine of {policy} on http://{host}:{port}; admin key: {key}", soft_wrap=True)
     try:
         main(settings)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RuntimeError) as error:
         raise _fail(error) from None
 
 

@@ -9,7 +9,7 @@ import hmac
 import json
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +67,12 @@ async def listen(
     shutdown_seconds: float,
     stack: contextlib.AsyncExitStack,
     ready_file: Path | None = None,
+    stopped: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
     """Serve ``app`` until SIGTERM or SIGINT; requests still running then have ``shutdown_seconds`` to end.
 
-    Port 0 takes a free one. Once the service answers, ``ready_file`` is written as JSON ``{"url", "pid"}``. Raises
+    Port 0 takes a free one. Once the service answers, ``ready_file`` is written as JSON ``{"url", "pid"}``. ``stopped``
+    waits for what the service cannot do without and raises the reason when it stops; this ends the service. Raises
     OSError if the address cannot be bound.
     """
     listener = socket.create_server((host, port), backlog=1024)
@@ -92,6 +94,14 @@ async def listen(
     if ready_file is not None:
         url = f"http://{host}:{listener.getsockname()[1]}"
         write_whole(ready_file, json.dumps({"url": url, "pid": os.getpid()}))
+    if stopped is not None:
+        stopping = asyncio.ensure_future(stopped())
+        stack.callback(stopping.cancel)
+        await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if stopping.done():
+            server.should_exit = True
+            await serving
+            stopping.result()
     await serving
 
 

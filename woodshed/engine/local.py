@@ -116,6 +116,11 @@ class LocalEngine:
         if self._closed:
             raise EngineClosed(self._closed_why)
 
+    async def stopped(self) -> None:
+        """Wait until the engine was closed or has stopped, then raise EngineClosed with the reason."""
+        await asyncio.to_thread(self._thread.join)
+        self.check_open()
+
     async def generate(
         self,
         tokens: Sequence[int],
@@ -209,14 +214,16 @@ class LocalEngine:
         self._post(lambda: self._release(session))
 
     def stats(self) -> dict[str, Any]:
-        """Counters since the start and current load. ``kernels`` names the compute backend (``native``: the engine's
-        own kernels, else torch and the reason), ``idle_share`` is the share of time without work,
-        ``iteration_seconds`` the time spent in the current iteration so far (0 between iterations),
-        ``lent_iterations`` the number of iterations that used the cores of an idle trainer."""
+        """Counters since the start and current load. ``stopped``: the reason why the engine no longer runs, else None.
+        ``kernels`` names the compute backend (``native``: the engine's own kernels, else torch and the reason),
+        ``idle_share`` is the share of time without work, ``iteration_seconds`` the time spent in the current iteration
+        so far (0 between iterations), ``lent_iterations`` the number of iterations that used the cores of an idle
+        trainer."""
         now, began = time.perf_counter(), self._iteration_began
         uptime = now - self._started
         return {
             "version": self._version,
+            "stopped": self._closed_why if self._closed else None,
             "weights_stale": int(self.weights_problem is not None),
             "weights_problem": self.weights_problem,
             "kernels": self._backend.description,

@@ -87,9 +87,15 @@ class Gateway:
         return JSONResponse({"events": len(trajectory.feedback)})
 
     async def health(self, request: Request) -> Response:
-        problem = self.engine.stats().get("weights_problem")
-        about = {"status": "stale", "weights": problem} if problem else {"status": "ok"}
-        return JSONResponse({**about, "model": self.settings.model, "version": self.engine.version})
+        stats = self.engine.stats()
+        about, status = {"status": "ok"}, 200
+        if stats.get("stopped"):
+            about, status = {"status": "stopped", "reason": stats["stopped"]}, 503
+        elif stats.get("engines_serving") == 0:
+            about = {"status": "no engine serves"}
+        elif problem := stats.get("weights_problem"):
+            about = {"status": "stale", "weights": problem}
+        return JSONResponse({**about, "model": self.settings.model, "version": self.engine.version}, status)
 
     async def prometheus(self, request: Request) -> Response:
         opened = self.trajectories.by_id.values()

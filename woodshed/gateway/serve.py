@@ -7,11 +7,12 @@ import contextlib
 import json
 import logging
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from woodshed.cluster.service import read_admin_key
-from woodshed.engine.protocol import Engine
+from woodshed.engine.protocol import Engine, EngineError
 from woodshed.policy.formats.base import ChatFormat
 from woodshed.policy.tokenizer import Tokenizer
 from woodshed.weights.errors import ChainError
@@ -29,7 +30,8 @@ VLLM = "vllm+"
 
 
 def main(settings: GatewaySettings) -> None:
-    """Serve until SIGTERM or SIGINT. Raises ValueError, FileNotFoundError or OSError before the first request."""
+    """Serve until SIGTERM or SIGINT. Raises ValueError, FileNotFoundError or OSError before the first request,
+    EngineClosed if the engine in this process stops."""
     import uvloop
 
     uvloop.run(serve(settings))
@@ -47,7 +49,7 @@ async def serve(settings: GatewaySettings) -> None:
     from .kept_sessions import KeptSessions
 
     async with contextlib.AsyncExitStack() as stack:
-        engine, follow, chat, tokenizer = await _engine(settings, admin_key, stack)
+        engine, follow, chat, tokenizer, stopped = await _engine(settings, admin_key, stack)
         journal = None
         if settings.journal is not None:
             journal = Journal(settings.journal, fsync=settings.journal_fsync)
@@ -74,19 +76,21 @@ async def serve(settings: GatewaySettings) -> None:
             shutdown_seconds=settings.shutdown_seconds,
             ready_file=settings.ready_file,
             stack=stack,
+            stopped=stopped,
         )
 
 
 async def _engine(
     settings: GatewaySettings, admin_key: str, stack: contextlib.AsyncExitStack
-) -> tuple[Engine, Follow | None, ChatFormat, Tokenizer]:
-    """Open an engine in this process, or a router over ``settings.engines`` if there are any."""
+) -> tuple[Engine, Follow | None, ChatFormat, Tokenizer, Callable[[], Awaitable[None]] | None]:
+    """Open an engine in this process, or a router over ``settings.engines`` if there are any. The last value waits for
+    the end of the engine in this process."""
     if not settings.engines:
         from woodshed.engine.opening import open_engine
 
         opened = await open_engine(settings, stack)
         follow = None if opened.chain is None else opened.chain.follow
-        return opened.engine, follow, opened.policy.format, opened.policy.tokenizer
+        return opened.engine, follow, opened.policy.format, opened.policy.tokenizer, opened.engine.stopped
 
     from woodshed.engine.grammar import Grammars
     from woodshed.engine.routing.router import Router
@@ -101,7 +105,7 @@ async def _engine(
     await router.ready()
     if router.grammars_refused() is None:
         Grammars.of(tokenizer).prepare()
-    return router, router.follow, chat, tokenizer
+    return router, router.follow, chat, tokenizer, None
 
 
 def _peer(url: str, key: str, settings: GatewaySettings, version: int, vocabulary: int) -> Peer:
@@ -182,5 +186,5 @@ if __name__ == "__main__":
     except (ValueError, FileNotFoundError, ChainError) as problem:  # a restart would fail again
         print(f"woodshed gateway: {problem}", file=sys.stderr)
         sys.exit(2)
-    except (OSError, JournalError) as problem:
+    except (OSError, JournalError, EngineError) as problem:
         sys.exit(f"woodshed gateway: {problem}")

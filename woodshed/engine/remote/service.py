@@ -146,7 +146,8 @@ class _Service:
 
 
 def main(settings: EngineServerSettings) -> None:
-    """Serve until SIGTERM or SIGINT. Raises ValueError, FileNotFoundError or OSError before the first request."""
+    """Serve until SIGTERM or SIGINT. Raises ValueError, FileNotFoundError or OSError before the first request,
+    EngineClosed if the engine stops."""
     import uvloop
 
     uvloop.run(serve(settings))
@@ -170,6 +171,7 @@ async def serve(settings: EngineServerSettings) -> None:
             shutdown_seconds=settings.shutdown_seconds,
             ready_file=settings.ready_file,
             stack=stack,
+            stopped=opened.engine.stopped,
         )
 
 
@@ -183,5 +185,5 @@ if __name__ == "__main__":
     except (ValueError, FileNotFoundError) as problem:  # a restart would fail again
         print(f"woodshed engine: {problem}", file=sys.stderr)
         sys.exit(2)
-    except OSError as problem:
+    except (OSError, EngineError) as problem:
         sys.exit(f"woodshed engine: {problem}")
