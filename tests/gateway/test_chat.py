@@ -328,6 +328,23 @@ def test_keys_open_their_own_trajectory_only() -> None:
     run(ScriptedEngine(replies("a<end>")), test)
 
 
+def test_any_id_leads_to_its_own_trajectory() -> None:
+    ids = ["b", "./b", "a/../b", "..", "b/", "b/finish", "b?messages", "b#c", "a%2Fb", "é/ü"]
+
+    async def test(site: Site) -> None:
+        for id in ids:
+            await site.admin.open(id)
+        for number, id in enumerate(ids):
+            assert await site.admin.resume(id)
+            if number % 2:
+                assert (await site.admin.finish(id)).id == id
+            else:
+                await site.admin.delete(id)
+            assert [each["id"] for each in await site.admin.list()] == ["t", *ids[number + 1 :]]
+
+    run(ScriptedEngine(replies()), test)
+
+
 def test_opening_again_starts_afresh() -> None:
     async def test(site: Site) -> None:
         await site.chat()

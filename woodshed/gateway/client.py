@@ -31,6 +31,11 @@ class GatewayError(Fault, RuntimeError):
         self.code = code
 
 
+def _quoted(id: str) -> str:
+    """Quote an id for a path; dots too, since the segments ``.`` and ``..`` would lead to another trajectory."""
+    return quote(id, safe="").replace(".", "%2E")
+
+
 _GARBAGE = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
@@ -84,7 +89,7 @@ class GatewayAdmin:
         """Return a new API key of an open trajectory, for an episode that is run again from its beginning: repeated
         requests are answered from the record. None if no trajectory is open under this id."""
         try:
-            answer = await self._call("POST", f"/admin/trajectories/{quote(id)}/resume")
+            answer = await self._call("POST", f"/admin/trajectories/{_quoted(id)}/resume")
         except GatewayError as error:
             if error.status == 404:
                 return None
@@ -97,7 +102,7 @@ class GatewayAdmin:
         If the server dies during the call, it is asked again once it is back (within a minute) and gives the same
         answer.
         """
-        path = f"/admin/trajectories/{quote(id)}/finish{'?messages' if messages else ''}"
+        path = f"/admin/trajectories/{_quoted(id)}/finish{'?messages' if messages else ''}"
         try:
             answer = await self._call("POST", path)
         except httpx.TransportError:
@@ -110,7 +115,7 @@ class GatewayAdmin:
 
     async def delete(self, id: str) -> None:
         """Close a trajectory and discard its record."""
-        await self._call("DELETE", f"/admin/trajectories/{quote(id)}")
+        await self._call("DELETE", f"/admin/trajectories/{_quoted(id)}")
 
     async def follow(self, version: int, *, timeout: float = 300.0) -> int:
         """Have the engine follow the weight chain to at least ``version``, and return the version that it then
