@@ -280,6 +280,29 @@ def test_what_was_finished_can_be_asked_for_again(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_a_trajectory_that_was_finished_last_is_forgotten_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a restart too, where it was opened before others that were finished before it."""
+    monkeypatch.setattr(trajectories, "FINISHED", 2)
+
+    async def main() -> None:
+        server = Server(tmp_path, "read a.py<end>")
+        key = await server.admin.open("long")
+        await server.chat(key, [USER])
+        for id in ("early", "late", "next"):
+            await server.admin.open(id)
+        for id in ("early", "late", "long"):
+            await server.admin.finish(id)
+        server.end()
+        server = Server(tmp_path)
+        await server.admin.finish("next")
+        assert (await server.admin.finish("long")).requests == 1
+        with pytest.raises(GatewayError, match="no open trajectory 'late'"):
+            await server.admin.finish("late")
+        server.end()
+
+    asyncio.run(main())
+
+
 def test_two_servers_do_not_share_a_journal(tmp_path: Path) -> None:
     first = Journal(tmp_path)
     with pytest.raises(JournalError, match="another server"):

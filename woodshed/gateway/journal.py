@@ -135,6 +135,7 @@ class Journal:
                 kept.pop(id, None)
             elif id in kept and kind == "finish":
                 kept[id].finished = True
+                kept[id] = kept.pop(id)  # in the order in which they were finished, the first are forgotten first
             elif id in kept and kind == "left":
                 kept[id].abandoned = KeyUsage(*head["left"])
             elif id in kept and kind == "resume":
