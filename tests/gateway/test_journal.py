@@ -12,6 +12,7 @@ from woodshed.gateway import trajectories
 from woodshed.gateway.app import build_app
 from woodshed.gateway.client import GatewayAdmin, GatewayError
 from woodshed.gateway.journal import Journal, JournalError, Kept
+from woodshed.gateway.key_limits import TurnUsage
 from woodshed.gateway.recorder import Recorder
 from woodshed.gateway.segments_wire import Finished
 from woodshed.policy.formats import get_format
@@ -311,25 +312,31 @@ def test_two_servers_do_not_share_a_journal(tmp_path: Path) -> None:
     Journal(tmp_path).close()
 
 
-def test_tokens_without_routes_after_tokens_with_routes(tmp_path: Path) -> None:
-    """A router has no routes of a reply whose engine died after its last token."""
+@pytest.mark.parametrize("compacted", [True, False])
+@pytest.mark.parametrize("order", [(True, False), (False, True)], ids=["first", "second"])
+def test_routes_that_only_one_of_two_turns_has(tmp_path: Path, order: tuple[bool, bool], compacted: bool) -> None:
+    """A router has no routes of a reply whose engine died after its last token; those of all tokens come with the next
+    turn."""
     recorder, journal = Recorder(rendering()), Journal(tmp_path)
     journal.restore(rendering())
     kept = Kept("t", b"digest", {}, recorder)
+    journal.opened(kept)
     messages: list[Any] = [USER]
-    for routed in (True, False):
+    for routed in order:
         turn = recorder.plan(messages, [])
-        n = len(turn.prompt)
+        before, n = turn.mark(), len(turn.prompt)
         prompt = np.arange(n, dtype=np.int16)[:, None, None] if routed else None
         routes = np.array([[[n]], [[-1]]], np.int16) if routed else None
         reply = {"role": "assistant", "content": "a"}
         recorder.commit(turn, Completion([260, 1], [-1.0, -1.0], [0, 0], "stop", routes, prompt), reply)
+        journal.turn("t", 0, turn.segment, before, TurnUsage(0, n, 2, 0, 0))
         messages += [reply, {"role": "user", "content": "a text that is longer than everything before it " * 2}]
-    journal.compact([kept])
+    if compacted:
+        journal.compact([kept])
     journal.close()
     journal = Journal(tmp_path)
     (restored,) = journal.restore(rendering())
     journal.close()
-    (before,), (after,) = recorder.freeze(), restored.recorder.freeze()
-    assert before.routes is not None and after.routes is not None
-    assert np.array_equal(before.routes, after.routes)
+    (live,), (after,) = recorder.freeze(), restored.recorder.freeze()
+    assert live.routes is not None and after.routes is not None
+    assert np.array_equal(live.routes, after.routes)

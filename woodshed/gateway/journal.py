@@ -153,6 +153,7 @@ class Journal:
         for k in kept.values():
             for segment in k.recorder.segments:
                 segment.undelivered = True
+                segment.routes.stored = len(segment.tokens)
         self._rewrite(kept.values())
         return list(kept.values())
 
@@ -217,6 +218,7 @@ class Journal:
         """Append what was added to ``segment`` (index ``index`` in the trajectory) since ``before``, and the turn's
         usage."""
         self._write(_turn(id, index, segment, before, usage))
+        segment.routes.stored = len(segment.tokens)
 
     def close(self) -> None:
         for handle in (self._file, self._lock):
@@ -294,7 +296,8 @@ def _feedback(id: str, event: dict[str, Any]) -> bytes:
 def _turn(id: str, index: int, segment: OpenSegment, before: Mark, usage: TurnUsage | None) -> bytes:
     start, spans = before.tokens, max(0, before.spans - 1)
     ends = max(0, before.messages - 1)
-    routes = segment.routes.rows(max(0, start - 1), len(segment.tokens))
+    # a turn may bring routes of tokens before it: of a fork's beginning, or of a reply whose engine died
+    routes = segment.routes.rows(min(max(0, start - 1), segment.routes.stored), len(segment.tokens))
     head = {
         "kind": "turn",
         "id": id,

@@ -15,6 +15,8 @@ class Routes:
 
     def __init__(self) -> None:
         self._ids: NDArray[np.int16] | None = None
+        self.stored = 0
+        """Number of tokens at the beginning whose routes have not changed since the journal got them."""
 
     def fill(self, end: int, ids: NDArray[np.int16] | None) -> None:
         """Write ``ids`` ``[n, L, K]`` of the n tokens before ``end``, where routes are still unknown."""
@@ -23,7 +25,10 @@ class Routes:
         self._grow(end, ids.shape[1:])
         assert self._ids is not None
         view = self._ids[end - len(ids) : end]
-        np.copyto(view, ids, where=view < 0)
+        new = (view < 0) & (ids >= 0)
+        np.copyto(view, ids, where=new)
+        if len(changed := np.flatnonzero(new.any(axis=(1, 2)))):
+            self.stored = min(self.stored, end - len(ids) + int(changed[0]))
 
     def forget(self, start: int) -> None:
         """Mark the routes of all tokens from ``start`` on as unknown."""
