@@ -426,6 +426,23 @@ def test_feedback_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     run(ScriptedEngine(replies()), test, max_body=1024)
 
 
+def test_feedback_that_arrives_after_the_end_is_refused() -> None:
+    """It would be in no record, and in the journal that of the next trajectory with this id."""
+
+    async def test(site: Site) -> None:
+        async def slow() -> AsyncIterator[bytes]:
+            yield b'{"kind":'
+            await site.admin.finish("t")
+            yield b'"thumbs_up"}'
+
+        headers = {"authorization": f"Bearer {site.key}"}
+        answer = await site.http.post("/v1/feedback", content=slow(), headers=headers)
+        assert answer.status_code == 409 and answer.json()["error"]["code"] == "trajectory_closed"
+        assert (await site.admin.finish("t")).feedback == []
+
+    run(ScriptedEngine(replies()), test)
+
+
 def test_feedback_models_health_metrics() -> None:
     async def test(site: Site) -> None:
         headers = {"authorization": f"Bearer {site.key}"}

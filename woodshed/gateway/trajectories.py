@@ -218,7 +218,10 @@ class Trajectories:
         self._shorten()
 
     def add_feedback(self, trajectory: OpenTrajectory, event: dict[str, Any], size: int) -> None:
-        """Add a feedback event of ``size`` bytes. Raises ApiError 403 if the trajectory has the maximum."""
+        """Add a feedback event of ``size`` bytes. Raises ApiError 403 if the trajectory has the maximum, 409 if it was
+        closed while the event arrived."""
+        if trajectory.closed:
+            raise ApiError(409, "trajectory_closed", "the trajectory was closed while this feedback arrived")
         if len(trajectory.feedback) >= FEEDBACK or trajectory.feedback_bytes + size > FEEDBACK_BYTES:
             message = f"this key may send {FEEDBACK} feedback events, of {FEEDBACK_BYTES} bytes together"
             raise ApiError(403, "feedback_full", message, type="permission_error")
