@@ -10,7 +10,7 @@ import pytest
 
 from woodshed.engine.protocol import ContextLengthExceeded, EngineBusy, EngineClosed, EngineError, Sampling
 
-from .models import DENSE, MOE, clone_state, decoder, prompt, run, running, worst_gap
+from .models import DENSE, MOE, clone_state, decoder, prompt, run, running, slow, worst_gap
 
 
 def test_stop_and_length():
@@ -179,6 +179,29 @@ def test_more_than_fits_waits_in_order():
 
             await asyncio.gather(*(ask(i) for i in range(20)))
         assert sorted(order) == list(range(20)) and all(abs(i - at) <= 1 for at, i in enumerate(order))
+
+    run(main())
+
+
+def test_cancelled_requests_leave_the_queue():
+    """Else a client that sends requests and leaves would fill it for everybody, as long as the batch is full."""
+    over = threading.Event()
+
+    async def main():
+        async with running(slow(decoder(), 0.02, over), max_running=1, max_waiting=1, native="off") as engine:
+            first = asyncio.create_task(engine.generate(prompt(5), Sampling(max_tokens=200)))
+            while not engine.stats()["running"]:
+                await asyncio.sleep(0.001)
+            for _ in range(3):
+                waiting = asyncio.create_task(engine.generate(prompt(6), Sampling(max_tokens=2)))
+                while not engine.stats()["waiting"]:
+                    await asyncio.sleep(0.001)
+                waiting.cancel()
+                while engine.stats()["waiting"]:
+                    await asyncio.sleep(0.001)
+            assert not first.done()
+            over.set()
+            await first
 
     run(main())
 

@@ -59,12 +59,16 @@ class FairQueue:
         """Remove and return the next request."""
         tag, _, request = self._queue.pop(0)
         self._admitted = tag
-        if not self._queue:  # from now on all trajectories start with the same tag
-            self._last.clear()
+        self._forget()
         return request
 
     def remove(self, request: Request) -> None:
         self._queue = [entry for entry in self._queue if entry[2] is not request]
+        self._forget()
+
+    def _forget(self) -> None:
+        if not self._queue:  # from now on all trajectories start with the same tag
+            self._last.clear()
 
 
 @dataclass
@@ -189,7 +193,9 @@ class Scheduler:
         self.cache.release(request.row)
 
     def take_back(self, request: Request) -> None:
-        """Note that nobody got the completion of a request, so that the next one of its session returns its routes."""
+        """Remove a cancelled request from the queue, or note that nobody got its completion, so that the next request
+        of its session returns its routes."""
+        self.waiting.remove(request)
         row = None if request.session is None else self.cache.sessions.get(request.session)
         if row is not None and request.row >= 0:
             self.cache.returned[row] = min(int(self.cache.returned[row]), request.returned)
