@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from woodshed.engine.protocol import Completion, EngineError
+from woodshed.gateway.key_limits import KeyLimits
 
 from .chatty import PLAIN, Chatty, chatty, policy
 from .parts import HERMES, ScriptedEngine, replies
@@ -181,6 +182,21 @@ def test_choices_that_were_lost_are_given_again() -> None:
         again = (await site.chat(n=3)).json()
         assert again["choices"] == first["choices"] and len(engine.calls) == 3
         assert (await site.chat(n=2)).json()["choices"][0]["message"]["content"] == "choice 3", "another request"
+
+    run(engine, test, format="hermes")
+
+
+def test_lost_choices_are_given_again_although_fewer_tokens_are_left() -> None:
+    engine = ScriptedEngine(replies(*(f"choice {i}<|im_end|>" for i in range(6)), tokenizer=HERMES))
+
+    async def test(site: Site) -> None:
+        key = await site.admin.open("limited", limits=KeyLimits(sampled_tokens=100))
+        first = (await site.chat(key=key, n=3)).json()
+        for segment in site.app.state.gateway.trajectories.by_id["limited"].recorder.segments:
+            segment.undelivered = True
+        again = (await site.chat(key=key, n=3)).json()
+        assert again["choices"] == first["choices"] and len(engine.calls) == 3
+        assert {sampling.max_tokens for sampling in engine.samplings} == {33}
 
     run(engine, test, format="hermes")
 

@@ -42,7 +42,7 @@ async def run_choices(
     if count == 1:
         return [await turns.run(trajectory, request, listening[0])]
     refused = turns.refusal(trajectory, count)
-    request = _shared_limit(turns, trajectory, request)
+    request = _shared_limit(trajectory, request)
     together = asyncio.Barrier(count)
     try:
         async with asyncio.TaskGroup() as group:
@@ -62,14 +62,13 @@ async def run_choices(
     return [task.result() for task in tasks]
 
 
-def _shared_limit(turns: Turns, trajectory: OpenTrajectory, request: Request) -> Request:
-    """Limit ``max_tokens`` of each choice to an equal share of the key's remaining tokens; otherwise the first choice
-    would reserve all of them."""
+def _shared_limit(trajectory: OpenTrajectory, request: Request) -> Request:
+    """Limit each choice to an equal share of the key's remaining tokens; otherwise the first choice would reserve all
+    of them."""
     most, used = trajectory.limits.sampled_tokens, trajectory.key_usage()
     if not most:
         return request
-    share = max(1, (most - used.sampled_tokens - used.reserved_tokens) // request.choices)
-    return replace(request, max_tokens=min(request.max_tokens or turns.max_tokens, share))
+    return replace(request, share=max(1, (most - used.sampled_tokens - used.reserved_tokens) // request.choices))
 
 
 class Endpoint:

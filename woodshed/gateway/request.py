@@ -72,6 +72,9 @@ class Request:
     """Number of requested replies (``n``)."""
     choice: int = 0
     """Index of this choice, once there is one ``Request`` per choice."""
+    share: int | None = None
+    """Maximum number of tokens of this choice if the key's remaining tokens are shared among the choices. No part of
+    ``sampling_digest``: the same request has another share later."""
     ignored: tuple[str, ...] = ()
     """Names of fields that were given but have no effect here."""
     size: int = 0

@@ -317,8 +317,9 @@ class Turns:
     async def _sample(
         self, trajectory: OpenTrajectory, turn: Turn, request: Request, watch: Watch | None, counter: TokenCounter
     ) -> Completion:
+        most = request.max_tokens or self.max_tokens
         sampling = Sampling(
-            max_tokens=request.max_tokens or self.max_tokens,
+            max_tokens=most if request.share is None else min(most, request.share),
             temperature=request.temperature,
             top_p=request.top_p,
             top_k=request.top_k,
