@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from woodshed.engine.protocol import Completion
-from woodshed.gateway.errors import ApiError
+from woodshed.gateway.errors import ApiError, ContextTooLong
 from woodshed.gateway.messages import same_message
 from woodshed.gateway.recorder import Recorder
 from woodshed.policy.formats import FORMATS
@@ -168,6 +168,21 @@ def test_a_cut_completion_is_continued_with_an_unsampled_stop_token() -> None:
     assert not segment.sampled[at] and segment.versions[at] == -1
     assert [s.role for s in segment.spans] == ["user", "assistant", "tool", "assistant"]
     assert segment.spans[1].end == at + 1
+
+
+def test_an_error_never_says_fewer_tokens_than_the_context_holds() -> None:
+    """The stop token that a cut completion still needs counts, too."""
+    recorder, messages = Recorder(rendering()), [{"role": "user", "content": "fix it"}]
+    cut = COMPACT.encode("read src")
+    reply = {"role": "assistant", "content": "read src"}
+    recorder.commit(recorder.plan(messages, []), Completion(cut, [-1.0] * len(cut), [0] * len(cut), "length"), reply)
+    messages += [reply, {"role": "user", "content": "go on"}]
+    whole = len(recorder.prepare(messages, []).prompt)
+    assert len(recorder.prepare(messages, [], context=whole + 1).prompt) == whole
+    for context in range(1, whole + 1):
+        with pytest.raises(ContextTooLong) as full:
+            recorder.prepare(messages, [], context=context)
+        assert context <= full.value.tokens <= whole
 
 
 def test_hostile_text_makes_no_control_tokens() -> None:

@@ -193,18 +193,19 @@ class Recorder:
         known = len(segment.messages)
         given = messages[known:]
         most = None
+        held = len(segment.tokens) + len(segment.pending)
         if context is not None:
-            most = context - 1 - len(segment.tokens) - len(segment.pending)
+            most = context - 1 - held
             # rendering may leave out blanks and thinking, but not three quarters of a text
             least = sum(map(text_length, given)) // (4 * self.rendering.tokenizer.longest)
             if least > most:
-                raise ContextTooLong(len(segment.tokens) + least, context)
+                raise ContextTooLong(held + least, context)
         new = [normalise(message, known + i) for i, message in enumerate(given)]
         try:
             parts = self.rendering.parts(new, known, tools, opened=known > 0, most=most)
         except TooManyTokens as error:
             assert context is not None
-            raise ContextTooLong(len(segment.tokens) + error.least, context) from None
+            raise ContextTooLong(held + error.least, context) from None
         if segment.pending:
             parts.insert(0, ("assistant", -1, segment.pending))
         prompt = segment.tokens.tolist()
