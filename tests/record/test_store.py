@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import zstandard
 
 from woodshed.record.run_directory import DirectoryError
 from woodshed.record.segment import Segment, Span
@@ -122,6 +123,21 @@ def test_a_kill_inside_compact_leaves_every_id_in_one_shard(tmp_path: Path) -> N
     shards = [id for shard in tmp_path.glob("shard-*.parquet") for id in pq.read_table(shard)["id"].to_pylist()]
     assert sorted(shards) == [f"g0-{n}" for n in range(5)]
     assert [t.id for t in store] == sorted(shards)
+
+
+@pytest.mark.parametrize("compacted", [True, False])
+def test_a_changed_bit_is_noticed(tmp_path: Path, compacted: bool) -> None:
+    """It would be another token or log-probability."""
+    store = TrajectoryStore(tmp_path)
+    store.add(make(0))
+    store.compact(1 if compacted else 2)
+    store.close()
+    file = tmp_path / ("shard-00000.parquet" if compacted else "index.sqlite")
+    data = bytearray(file.read_bytes())
+    data[data.index(zstandard.FRAME_HEADER) + 300] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(DirectoryError, match=f"{file.name} is missing or damaged"):
+        list(TrajectoryStore(tmp_path))
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "another"])

@@ -4,7 +4,8 @@ A trajectory is first one row with a compressed blob (one transaction: stored ex
 blobs of a few hundred trajectories into a Parquet shard. It writes and renames the shard first and updates the rows
 second, so a kill in between loses nothing and leaves an unused file, which the next ``compact`` removes.
 
-A blob is a JSON head followed by the raw arrays; lengths are checked, and there is no pickle.
+A blob is a JSON head followed by the raw arrays, compressed, with a checksum. Lengths are checked, and there is no
+pickle.
 """
 
 from __future__ import annotations
@@ -272,26 +273,32 @@ class TrajectoryStore:
                     wanted = [r.id for r in rows if r.shard == row.shard]
                     shards[row.shard] = self._read_shard(row.shard, wanted)
                 blob = shards[row.shard][row.id]
-            yield trajectory_from_bytes(zstandard.decompress(blob))
+            try:
+                trajectory = trajectory_from_bytes(zstandard.decompress(blob))
+            except (zstandard.ZstdError, ValueError) as error:
+                raise self._damaged(row.shard or "index.sqlite") from error
+            yield trajectory
 
     def _read_shard(self, name: str, ids: Sequence[str]) -> dict[str, bytes]:
-        damaged = DirectoryError(
-            f"{self.folder / name} is missing or damaged; restore it, or start over in another folder"
-        )
         try:
             table = pq.read_table(self.folder / name, columns=["id", "record"], filters=[("id", "in", list(ids))])
         except (OSError, pa.ArrowException) as error:
             if isinstance(error, OSError) and is_shortage(error):
                 raise
-            raise damaged from error
+            raise self._damaged(name) from error
         found = dict(zip(table["id"].to_pylist(), table["record"].to_pylist(), strict=True))
         if not found.keys() >= set(ids):
-            raise damaged
+            raise self._damaged(name)
         return found
+
+    def _damaged(self, name: str) -> DirectoryError:
+        return DirectoryError(
+            f"{self.folder / name} is missing or damaged; restore it, or start over in another folder"
+        )
 
     def _compressor(self) -> zstandard.ZstdCompressor:
         if not hasattr(self._compress, "zstd"):
-            self._compress.zstd = zstandard.ZstdCompressor(level=1)
+            self._compress.zstd = zstandard.ZstdCompressor(level=1, write_checksum=True)
         return self._compress.zstd
 
 
