@@ -244,6 +244,7 @@ def _said(content: Any) -> dict[str, Any]:
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "invalid_value"),
         ({"logprobs": True, "top_logprobs": 1.5}, "top_logprobs", "invalid_value"),
         ({"logprobs": True, "logprobs_mode": "cooked"}, "logprobs_mode", "unsupported_value"),
+        ({"logprobs": True, "logprobs_mode": ["raw"]}, "logprobs_mode", "unsupported_value"),
         ({"logprobs_mode": "raw"}, "logprobs_mode", "invalid_value"),
         ({"presence_penalty": 2.5}, "presence_penalty", "invalid_value"),
         ({"repetition_penalty": 0}, "repetition_penalty", "invalid_value"),

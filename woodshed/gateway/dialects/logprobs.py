@@ -25,7 +25,7 @@ def asked_logprobs(data: dict[str, Any], on: bool, switch: str) -> dict[str, Any
         raise invalid("top_logprobs", f"must be an integer from 0 to {MOST_TOP_LOGPROBS}")
     count = int(number(data, "top_logprobs", 0, 0, MOST_TOP_LOGPROBS))
     mode = data.get("logprobs_mode")
-    if mode is not None and mode not in _MODES:
+    if mode is not None and (not isinstance(mode, str) or mode not in _MODES):
         raise unsupported("logprobs_mode", mode, "raw or sampled")
     for name, given in (("top_logprobs", count), ("logprobs_mode", mode)):
         if given and not on:
