@@ -102,6 +102,21 @@ def test_a_call_that_cannot_be_read_is_content_with_an_error() -> None:
     run(ScriptedEngine(replies(bad, bad, tokenizer=HERMES)), test, format="hermes")
 
 
+def test_thinking_may_be_left_out_and_sent_again() -> None:
+    async def test(site: Site) -> None:
+        more = {"role": "user", "content": "go on"}
+        first = (await site.chat()).json()["choices"][0]["message"]
+        assert first["reasoning_content"] == "hm"
+        second = (await site.chat([*USER, {"role": "assistant", "content": first["content"]}, more])).json()
+        await site.chat([*USER, first, more, second["choices"][0]["message"], more])
+        finished = await site.admin.finish("t", messages=True)
+        assert finished.prefix_breaks == 0
+        assert finished.messages[0][1]["reasoning_content"] == "hm"
+
+    texts = ("<think>\nhm\n</think>\n\na<|im_end|>", "b<|im_end|>", "c<|im_end|>")
+    run(ScriptedEngine(replies(*texts, tokenizer=HERMES)), test, format="hermes")
+
+
 def test_tool_choice_none_makes_no_calls_and_keeps_the_segment() -> None:
     async def test(site: Site) -> None:
         first = (await site.chat(tools=TOOLS)).json()["choices"][0]["message"]

@@ -93,6 +93,13 @@ def same_message(ours: Message, theirs: Any) -> bool:
     return not thinking or thinking == _thinking(ours)
 
 
+def with_thinking(theirs: Message, ours: Message) -> Message:
+    """Return ``theirs``, which means the same as ``ours``, with the thinking that the client left out: it may send it
+    again later."""
+    thinking = _thinking(ours)
+    return {**theirs, "reasoning_content": thinking} if thinking and not _thinking(theirs) else theirs
+
+
 def _canonical(message: Message) -> tuple[Any, ...] | None:
     try:
         role = _ROLES[message["role"]]

@@ -24,7 +24,7 @@ from woodshed.record.kept import KeptSets
 from woodshed.record.segment import Altered, Constraint, Segment, Span
 
 from .errors import ContextTooLong
-from .messages import Message, normalise, same_message, steady, text_length
+from .messages import Message, normalise, same_message, steady, text_length, with_thinking
 from .rendering import Part, Rendering, Tools
 from .routes import Routes
 
@@ -246,7 +246,8 @@ class Recorder:
         last = segment.spans[-1]
         segment.spans[-1] = Span(last.start, total, last.role, last.message)
         segment.ends[-1] = total
-        segment.messages = [*turn.messages, reply]
+        known = map(with_thinking, turn.messages, segment.messages)
+        segment.messages = [*known, *turn.messages[len(segment.messages) :], reply]
         stops = self.rendering.stop_ids
         complete = bool(completion.tokens) and completion.tokens[-1] in stops
         segment.pending = () if complete or not stops else stops[:1]
