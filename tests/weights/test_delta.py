@@ -5,8 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from woodshed.weights.delta import decode_part, encode_parts
-from woodshed.weights.errors import TornVersion, WrongBase
+from woodshed.weights.errors import ChainError, TornVersion, WrongBase
 from woodshed.weights.image import Image, assemble, take
+from woodshed.weights.layout import Slot, join
 from woodshed.weights.shards import Region, Shard
 
 from .states import raw, state_at
@@ -64,6 +65,27 @@ def test_parts_are_cut_by_size_and_each_stands_alone() -> None:
     assert sum(map(len, pieces)) == len(image)
     assert raw(assemble({k: p for part in pieces for k, p in part.items()})) == raw(state_at(1))
     assert len(list(encode_parts({}, {}))) == 1 and there_and_back({}, {}) == {}
+
+
+@pytest.mark.parametrize("starts", [[0, 0, 4, 4], [0, 2, 4, 4], [0, 0, 2, 4]], ids=["exact", "overlap", "both"])
+def test_pieces_of_a_tensor_that_overlap_are_an_error(starts: list[int]) -> None:
+    """They may have as many elements as the tensor and still leave some out."""
+    matrix = torch.arange(32.0).reshape(8, 4)
+    image: Image = {}
+    for i, row in enumerate(starts):
+        region = Region((8, 4), (row, 2 * (i % 2)), (4, 2))
+        image |= take({"w": Shard(matrix[region.slices], region)})
+    assert len(image) == 4
+    tensors = {"w": torch.zeros(8, 4)}
+    layout = {"w": [Slot("w", Region.all_of((8, 4)), (0, 0))]}
+    if starts == [0, 0, 4, 4]:
+        join(image.values(), layout, tensors)
+        assert torch.equal(assemble(image)["w"], matrix) and torch.equal(tensors["w"], matrix)
+        return
+    with pytest.raises(ChainError, match="w: some of its 4 pieces overlap"):
+        assemble(image)
+    with pytest.raises(ChainError, match="w: some of its 4 pieces overlap"):
+        join(image.values(), layout, tensors)
 
 
 def test_a_reader_takes_what_it_wants() -> None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .errors import ChainError
-from .shards import Region, Shard, shard_of
+from .shards import Region, Shard, overlap, shard_of
 
 State = Mapping[str, "Tensor | NDArray | Shard"]
 
@@ -92,6 +92,8 @@ def assemble(image: Image) -> dict[str, Tensor]:
                 f"{name}: its {len(pieces)} pieces hold {covered} of {whole.numel()} elements of "
                 f"{first.dtype} {list(first.region.whole)}; every rank must publish its own part of each tensor"
             )
+        if overlap(piece.region for piece in pieces):
+            raise ChainError(f"{name}: some of its {len(pieces)} pieces overlap; one rank must publish each element")
         for piece in pieces:
             whole[piece.region.slices] = piece.tensor()
         out[name] = whole

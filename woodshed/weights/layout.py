@@ -19,7 +19,7 @@ from woodshed.policy.state import hf_state
 from .delta import Wanted
 from .errors import ChainError
 from .image import Piece
-from .shards import Region, Shard, is_dtensor, publishes, shard_of
+from .shards import Region, Shard, is_dtensor, overlap, publishes, shard_of
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,9 @@ def join(pieces: Iterable[Piece], layout: Layout, tensors: Mapping[str, Tensor])
     by_name: dict[str, list[Piece]] = {}
     for piece in pieces:
         by_name.setdefault(piece.name, []).append(piece)
+    for name, found in by_name.items():
+        if overlap(piece.region for piece in found):
+            raise ChainError(f"{name}: some of its {len(found)} pieces overlap; one rank must publish each element")
     copies: list[tuple[Tensor, Tensor]] = []
     for local, slots in layout.items():
         missing = tensors[local].numel()

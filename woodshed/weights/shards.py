@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from math import prod
 from typing import TYPE_CHECKING, TypeGuard
 
@@ -52,6 +53,19 @@ class Region:
         if self.is_whole:
             return ""
         return "[" + ",".join(f"{a}:{a + n}" for a, n in zip(self.start, self.shape)) + "]"
+
+
+def overlap(regions: Iterable[Region]) -> bool:
+    """Return whether two regions of a tensor have an element in common."""
+    ordered = sorted((region for region in regions if region.numel), key=lambda region: region.start)
+    for i, one in enumerate(ordered):
+        for other in islice(ordered, i + 1, None):
+            both = list(zip(one.start, one.shape, other.start, other.shape))
+            if both and other.start[0] >= one.start[0] + one.shape[0]:
+                break  # and so do all that follow
+            if all(a < c + n and c < a + m for a, m, c, n in both):
+                return True
+    return False
 
 
 @dataclass(frozen=True)
