@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -123,6 +126,14 @@ def test_a_kill_inside_compact_leaves_every_id_in_one_shard(tmp_path: Path) -> N
     shards = [id for shard in tmp_path.glob("shard-*.parquet") for id in pq.read_table(shard)["id"].to_pylist()]
     assert sorted(shards) == [f"g0-{n}" for n in range(5)]
     assert [t.id for t in store] == sorted(shards)
+
+
+def test_processes_make_a_store_at_once(tmp_path: Path) -> None:
+    code = "import sys, time\nfrom woodshed.record.store import TrajectoryStore\nbegin = float(sys.argv[2])\n"
+    code += "for i in range(40):\n while time.time() < begin + i / 50: pass\n TrajectoryStore(f'{sys.argv[1]}/{i}')"
+    command = [sys.executable, "-c", code, str(tmp_path), str(time.time() + 2)]
+    processes = [subprocess.Popen(command) for _ in range(2)]
+    assert [process.wait() for process in processes] == [0, 0]
 
 
 @pytest.mark.parametrize("compacted", [True, False])

@@ -143,7 +143,10 @@ class TrajectoryStore:
         if self._engine.dialect.name == "sqlite":
             sa.event.listen(self._engine, "connect", _sqlite_pragmas)
             sa.event.listen(self._engine, "handle_error", self._name_damage)
-        _schema.create_all(self._engine)
+        with self._engine.begin() as connection:  # create_all fails if another process creates the table meanwhile
+            connection.execute(sa.schema.CreateTable(_table, if_not_exists=True))
+            for index in sorted(_table.indexes, key=lambda index: str(index.name)):
+                connection.execute(sa.schema.CreateIndex(index, if_not_exists=True))
         self._compress = threading.local()
 
     def _name_damage(self, context: sa.engine.ExceptionContext) -> None:
@@ -304,7 +307,7 @@ class TrajectoryStore:
 
 def _sqlite_pragmas(connection: Any, _: Any) -> None:
     cursor = connection.cursor()
+    cursor.execute("PRAGMA busy_timeout=30000")
     cursor.execute("PRAGMA journal_mode=WAL")
     cursor.execute("PRAGMA synchronous=NORMAL")
-    cursor.execute("PRAGMA busy_timeout=30000")
     cursor.close()
