@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,16 @@ def test_a_torn_line_is_cut_off_and_the_next_one_stands_alone(tmp_path: Path) ->
         again.append({"n": 9})
         assert [r["n"] for r in again.rows()] == [0, 1, 9]
     assert again.rows()[1]["text"] == "zwei\nZeilen, ü"
+
+
+def test_processes_that_open_and_append_at_once_lose_no_row(tmp_path: Path) -> None:
+    """As two runs that note results of the same task do."""
+    path = tmp_path / "rows.jsonl"
+    code = "import sys, pathlib\nfrom woodshed.record.jsonl import JsonLines\n"
+    code += "for i in range(1000): JsonLines(pathlib.Path(sys.argv[1])).append({'i': i})"
+    processes = [subprocess.Popen([sys.executable, "-c", code, str(path)]) for _ in range(2)]
+    assert [process.wait() for process in processes] == [0, 0]
+    assert sorted(row["i"] for row in read_jsonl(path)) == sorted([*range(1000)] * 2)
 
 
 def test_a_row_that_does_not_fit_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:

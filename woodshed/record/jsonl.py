@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 from pathlib import Path
@@ -55,12 +56,16 @@ class GrowingRows:
 
 
 class JsonLines:
-    """Appends rows to ``path``, whose folder is created. Opening it removes a last row that a kill cut short."""
+    """Appends rows to ``path``, whose folder is created. Opening it removes a last row that a kill cut short.
+
+    Several processes may do both at the same time.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileNotFoundError), path.open("rb+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # else a row that comes meanwhile would be removed
             file.truncate(_end_of_rows(file))
 
     def rows(self) -> list[dict[str, Any]]:
@@ -71,6 +76,7 @@ class JsonLines:
         data = (json.dumps(row) + "\n").encode()
         fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
             if (written := os.write(fd, data)) < len(data):  # the disk is full
                 os.ftruncate(fd, os.fstat(fd).st_size - written)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
