@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from woodshed.rl.conservation import check_conservation, read_conservation
 from woodshed.rl.controller import may_dispatch
+from woodshed.rl.growth.record import read_growth
 from woodshed.rl.ledger import Ledger
 
 
@@ -59,3 +61,17 @@ def test_capacity_bounds_staleness_exactly(batch: int, bound: int) -> None:
             used += 1
     assert worst == bound
     assert used == (19 + bound + 1) * batch, "and the bound is used up: no rollout waits without need"
+
+
+@pytest.mark.parametrize("name", ["a#b", "a?b", "50%41", "a b"])
+def test_a_run_directory_may_have_any_name(tmp_path: Path, name: str) -> None:
+    """Counts are read from the ledger of this directory; no other file is opened or made."""
+    (tmp_path / name).mkdir()
+    path = tmp_path / name / "state.sqlite"
+    ledger = Ledger(path)
+    ledger.dispatch("t", 0, 0, 4)
+    found = read_conservation(path)
+    assert found is not None and (found.dispatched, found.undecided) == (4, 4)
+    assert check_conservation(path, (), (), (), finished=False) == found
+    assert read_growth(path) is None
+    assert [each.name for each in tmp_path.iterdir()] == [name]

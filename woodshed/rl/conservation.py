@@ -73,11 +73,16 @@ class Conservation:
         return f"{self.dispatched} rollouts dispatched{some} = {' + '.join(terms)}"
 
 
+def open_read_only(path: Path) -> sqlite3.Connection:
+    """Open a database file, which is not created. Its path may have characters with a meaning in a URI."""
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=30)
+
+
 def read_conservation(ledger: Path) -> Conservation | None:
     """Return the counts of a ledger file, opened read-only; None if it is missing or too old to count rollouts."""
     if not ledger.exists():
         return None
-    with closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True, timeout=30)) as db:
+    with closing(open_read_only(ledger)) as db:
         try:
             return _counts(db)
         except sqlite3.OperationalError as error:
@@ -100,7 +105,7 @@ def check_conservation(
     ``metrics/rollouts.jsonl`` and ``metrics/trainer.jsonl``. ``finished``: the stage is over, so no rollout may be
     undecided.
     """
-    with closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True, timeout=30)) as db:
+    with closing(open_read_only(ledger)) as db:
         found = _counts(db)
         fates: dict[str, str | None] = dict(db.execute("SELECT id, fate FROM rollouts"))
     wrong: list[str] = []

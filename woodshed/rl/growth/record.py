@@ -12,6 +12,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from woodshed.rl.conservation import open_read_only
+
 _TABLES = """
 CREATE TABLE IF NOT EXISTS made (
   step INTEGER NOT NULL, number INTEGER NOT NULL, bugs TEXT NOT NULL,
@@ -96,7 +98,7 @@ def read_growth(ledger: Path) -> Grown | None:
     """Read the growth record from a ledger file, opened read-only; None if nothing was planned or checked."""
     if not ledger.exists():
         return None
-    with closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True, timeout=30)) as db:
+    with closing(open_read_only(ledger)) as db:
         tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if not {"made", "checked"} <= tables:
             return None
