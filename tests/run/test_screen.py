@@ -67,6 +67,22 @@ def test_a_table_on_a_terminal(run):
         assert text in shown
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_what_a_policy_says_controls_no_terminal(run, monkeypatch, terminal):
+    """The note of RL has the names of the tools that the policy called, which may be any text."""
+    monkeypatch.setattr(screen, "SECONDS_PER_LINE", 0.0)
+    out = io.StringIO()
+    with screen_for(run, STAGES, CurveWatch(run.root, None), Console(file=out, force_terminal=terminal)) as shown:
+        running = {"rl": (STAGES[1], None, time.time())}
+        shown.update(running, set())
+        run.write_progress("rl", 1, 2, "calls: \x1b]0;evil\n12:00:00 done  reinforce \ud800")
+        shown.notice("alarm tools: \x1b]0;evil")
+        shown.update(running, set())
+    text = out.getvalue()
+    assert "]0;evil" in text and "\x1b]" not in text and "\ud800" not in text
+    assert not any(line.startswith("12:00:00") for line in text.splitlines())
+
+
 def test_a_table_draws_the_curve_of_a_stage(run):
     folder = run.root / "metrics"
     folder.mkdir()

@@ -146,6 +146,5 @@ def _report(build: Callable[[Callable[[str], None]], str]) -> None:
         with console.status("starting") as status:
             name = build(lambda text: status.update(text, spinner="dots"))
     except (SandboxError, ValueError, OSError) as error:
-        console.print(f"[bold red]woodshed:[/] {error}", soft_wrap=True)
-        raise typer.Exit(2) from None
+        raise _fail(error) from None
     typer.echo(name)

@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.text import Text
 
 from . import benchmark as cli_benchmark
 from . import boxes as cli_boxes
@@ -18,6 +17,7 @@ from . import evaluate as cli_evaluate
 from . import install as _install  # noqa: F401  (puts its commands beside those of tasks)
 from . import refresh as _refresh  # noqa: F401
 from . import tasks as cli_tasks
+from .tasks import _fail
 
 app = typer.Typer(
     help="Trains coding agents in the very harness they ship in.\n\nStart with: woodshed run laptop",
@@ -33,11 +33,6 @@ app.add_typer(cli_benchmark.app, name="benchmark")
 app.command()(cli_boxes.boxes)
 
 RunOption = Annotated[Path, typer.Option("--run", help="Run directory, for example runs/laptop")]
-
-
-def _fail(error: Exception) -> typer.Exit:
-    Console(stderr=True, soft_wrap=True, highlight=False).print(Text.assemble(("woodshed: ", "bold red"), str(error)))
-    return typer.Exit(2)
 
 
 @app.command()

@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from woodshed.record.run_directory import RunDirectory
+from woodshed.record.visible import visible
 from woodshed.rl.health.watch import read_alarms
 from woodshed.view.bar import SECONDS_PER_LINE, clock
 
@@ -59,7 +60,7 @@ class TableScreen:
         self._live.stop()
 
     def notice(self, text: str) -> None:
-        self.notices.append(f"{time.strftime('%H:%M:%S')} {text}")
+        self.notices.append(_one_line(f"{time.strftime('%H:%M:%S')} {text}"))
 
     def update(self, running: Running, finished: Collection[str]) -> None:
         self._live.update(self._table(running, finished))
@@ -69,7 +70,7 @@ class TableScreen:
         for stage in self.stages:
             if stage.name in finished:
                 result = self.run.stage_result(stage.name) or {}
-                note = Text(str(result.get("note", "")))
+                note = Text(_one_line(str(result.get("note", ""))))
                 table.add_row("[green]done[/]", stage.title, clock(result.get("seconds", 0.0)), note)
             elif stage.name in running:
                 progress = self.run.read_progress(stage.name)
@@ -98,7 +99,7 @@ class LineScreen:
         pass
 
     def notice(self, text: str) -> None:
-        self.console.print(Text(f"{time.strftime('%H:%M:%S')} {text}"), soft_wrap=True)
+        self.console.print(Text(_one_line(f"{time.strftime('%H:%M:%S')} {text}")), soft_wrap=True)
 
     def update(self, running: Running, finished: Collection[str]) -> None:
         for stage in self.stages:
@@ -137,4 +138,9 @@ class AlarmNews:
 
 def _got_on(progress: Mapping[str, Any]) -> str:
     done, total, note = progress.get("done", 0), progress.get("total", 0), str(progress.get("note", ""))
-    return f"{done:g}/{total:g}  {note}" if total else note
+    return _one_line(f"{done:g}/{total:g}  {note}" if total else note)
+
+
+def _one_line(text: str) -> str:
+    """Return text that may hold words of a policy, such as the name of a tool that it invented, for one line."""
+    return visible(text.replace("\n", "⏎"))

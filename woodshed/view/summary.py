@@ -16,6 +16,7 @@ from rich.text import Text
 from woodshed.evaluate.run import group_name
 from woodshed.evaluate.statistics import RATES, Estimate, bootstrap, paired_gain, pass_at_k
 from woodshed.record.store import TrajectoryStore
+from woodshed.record.visible import visible
 from woodshed.rollout.attempts import attempt_rates, rate_if_fresh
 from woodshed.rollout.failures import INFRA
 
@@ -181,7 +182,8 @@ def print_findings(trajectories: Path, console: Console, *, only: Sequence[str] 
             for finding in trajectory.findings:
                 if finding["monitor"] in wanted:
                     where = f"turn {finding['turn']}" if finding["turn"] > 0 else "whole"
-                    console.print(Text(f"  {finding['monitor']}, {where}: {finding['evidence']}"), soft_wrap=True)
+                    shown = visible(f"  {finding['monitor']}, {where}: {finding['evidence']}")
+                    console.print(Text(shown), soft_wrap=True)
         return len(hits)
     finally:
         store.close()
