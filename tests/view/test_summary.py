@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from woodshed.record.store import TrajectoryStore
 from woodshed.record.trajectory import Effort, Outcome, Trajectory
 from woodshed.rollout.failures import INFRA
 from woodshed.view.report import build_report
-from woodshed.view.summary import evaluation, gains, telling_pairs
+from woodshed.view.summary import evaluation, gains, print_findings, telling_pairs
 
 
 def stored(folder: Path, lost: int) -> TrajectoryStore:
@@ -73,6 +74,33 @@ def test_a_report_says_that_the_first_evaluation_is_not_finished(tmp_path: Path)
         build_report(run, console)
         for text in (console.export_text(), run.report.read_text()):
             assert ("The evaluation before RL is not finished." in text) is not finished
+
+
+def test_findings_are_shown_without_control_characters(tmp_path: Path) -> None:
+    finding = {"monitor": "tests", "turn": 1, "evidence": "rm \x1b[2J\ud800"}
+    store = TrajectoryStore(tmp_path / "trajectories")
+    labels = {"flagged": "tests"}
+    store.add(Trajectory("g:0", "t", "g", "train", "h", "p", "submitted", labels=labels, findings=[finding]))
+    store.close()
+    out = io.StringIO()
+    assert print_findings(tmp_path / "trajectories", Console(file=out)) == 1
+    assert "rm \ufffd[2J\ufffd" in out.getvalue()
+
+
+def test_a_report_is_written_whatever_an_agent_program_has_sent(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    stored(run.trajectories, lost=0).close()
+    store = TrajectoryStore(run.trajectories)
+    call = {"function": {"name": "edit", "arguments": '{"text": "half \\ud800 <b>"}'}}
+    for name in ("before", "after"):
+        group = group_name(name, "t/9")
+        messages = [{"role": "assistant", "tool_calls": [call]}]
+        told = Trajectory(f"{group}:00", "t/9", group, "eval", "h", "p", "submitted", messages=messages)
+        store.add(replace(told, outcome=Outcome(name == "after")))
+        run.finish_stage(name, {})
+    store.close()
+    build_report(run, Console(file=io.StringIO()))
+    assert "text=half ? &lt;b&gt;" in run.report.read_text()
 
 
 def test_a_report_names_the_samples_that_were_drawn_and_the_k_that_is_compared(tmp_path: Path) -> None:

@@ -146,7 +146,8 @@ def build_report(run: Run, console: Console, expected: Expected | None = None) -
     body.append(_time(run, summary))
     name = html.escape(run.root.name)
     page = f"<!doctype html><meta charset=utf-8><title>{name}</title><style>{STYLE}</style><h1>{name}</h1>"
-    run.report.write_text(page + "".join(body), encoding="utf-8")
+    # An agent program may send half of a surrogate pair, which UTF-8 cannot hold.
+    run.report.write_text(page + "".join(body), encoding="utf-8", errors="replace")
     if rollouts is not None:
         console.print(rollouts["error"] or rollouts["text"], style="red" if rollouts["error"] else None)
     for departure in expected.departures(run.root) if expected is not None else ():
