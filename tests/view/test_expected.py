@@ -123,6 +123,15 @@ def test_a_damaged_file_is_an_error_of_one_line(tmp_path: Path, monkeypatch: pyt
         run_recipe(SMOKE, out=tmp_path / "run", overrides=[], fresh=False, console=Console(quiet=True))
 
 
+@pytest.mark.parametrize("losses", [[5.0, 4.0, math.nan, 3.0], [math.nan, math.nan], [math.inf, 1.0]])
+def test_a_curve_is_drawn_though_a_value_is_no_number(tmp_path: Path, losses: list[float]) -> None:
+    (tmp_path / "metrics").mkdir()
+    rows = [json.dumps({"step": step, "loss": loss}) for step, loss in enumerate(losses, 1)]
+    (tmp_path / "metrics" / "pretrain.jsonl").write_text("\n".join(rows))
+    line = CurveWatch(tmp_path, None).drawn("pretrain")
+    assert "×" in line and line.endswith(" nan")
+
+
 def test_the_watch_tells_each_departure_once_and_draws(tmp_path: Path) -> None:
     watch = CurveWatch(write_run(tmp_path / "run", 7, shift=0.6), made(tmp_path))
     (news,) = watch.news(now=True)

@@ -6,6 +6,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import numpy as np
+
 from woodshed.evaluate.arms import split_round
 from woodshed.recipe.load import BUILTIN
 from woodshed.recipe.recipe import Recipe
@@ -15,6 +17,8 @@ STAGE_CURVES = {"pretrain": "pretraining loss", "sft": "SFT loss", "rl": "pass r
 """Curve that is drawn while a stage runs, by stage."""
 _SECONDS = 5.0
 _LEVELS = "▁▂▃▄▅▆▇█"
+_UNKNOWN = "×"
+"""Mark of a value that is not a number."""
 
 
 def expected_curves(recipe: Recipe) -> Expected | None:
@@ -27,6 +31,11 @@ def expected_curves(recipe: Recipe) -> Expected | None:
         return None
     found = Expected.load(path)
     return found if found.digest == digest_of(recipe.model_dump(mode="json", exclude_defaults=True)) else None
+
+
+def _mark(height: float) -> str:
+    """Return the mark of a height between 0 and 1."""
+    return _LEVELS[round(height * (len(_LEVELS) - 1))] if np.isfinite(height) else _UNKNOWN
 
 
 class CurveWatch:
@@ -70,8 +79,9 @@ class CurveWatch:
         band = self.expected.curves.get(name) if self.expected is not None else None
         smooth = smoothed(values, band.window if band else max(1, len(values) // 20))
         shown = smooth[:: max(1, -(-len(smooth) // width))]
-        low, high = float(shown.min()), float(shown.max())
-        marks = "".join(_LEVELS[round((v - low) / (high - low or 1.0) * (len(_LEVELS) - 1))] for v in shown)
+        known = shown[np.isfinite(shown)]
+        low, high = float(known.min(initial=np.inf)), float(known.max(initial=-np.inf))
+        marks = "".join(_mark((v - low) / (high - low or 1.0)) for v in shown.tolist())
         text = f"{name} {marks} {smooth[-1]:.3g}"
         if band is not None:
             last = max((i for i, step in enumerate(band.steps) if step <= steps[-1]), default=None)
