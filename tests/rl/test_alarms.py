@@ -179,6 +179,17 @@ def test_both_files_are_joined_by_step_and_idle_shares_are_of_the_step() -> None
     assert steps[2]["idle"] == {"engine": pytest.approx(0.75)}
 
 
+def test_counters_that_were_read_once_say_nothing_about_a_second_batch() -> None:
+    """Two batches are formed before the next version is loaded, at which the engine's counters are read."""
+    counters = [(4.0, 10.0), (9.0, 20.0), (9.0, 20.0), (10.0, 30.0)]
+    rollouts = [
+        {"step": step, "engine": {"busy_seconds": busy, "uptime_seconds": uptime}}
+        for step, (busy, uptime) in enumerate(counters, 1)
+    ]
+    idle = [step["idle"].get("engine") for step in join(rollouts, [])]
+    assert idle == [pytest.approx(0.6), pytest.approx(0.5), None, pytest.approx(0.9)]
+
+
 class Files:
     """Metrics that appear step by step."""
 

@@ -101,12 +101,12 @@ def join(rollouts: Sequence[Mapping[str, Any]], trainer: Sequence[Mapping[str, A
 
 def _engine_idle(before: Mapping[str, Any], now: Mapping[str, Any]) -> float | None:
     """Return the idle share of the engine between two steps, from its counters (which restart at 0 with the engine);
-    None if it reports none."""
+    None if it reports none, or none since the step before: several batches may be formed between two reports."""
     if "busy_seconds" not in now or "uptime_seconds" not in now:
         return None
     uptime = now["uptime_seconds"] - before.get("uptime_seconds", 0.0)
     busy = now["busy_seconds"] - before.get("busy_seconds", 0.0)
-    if uptime <= 0 or busy < 0:
+    if uptime < 0 or busy < 0:
         uptime, busy = now["uptime_seconds"], now["busy_seconds"]
     return min(1.0, max(0.0, 1 - busy / uptime)) if uptime > 0 else None
 
