@@ -8,6 +8,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
+from woodshed.evaluate.comparison import EvaluatedEpisode, PolicyEpisodes
 from woodshed.evaluate.power import (
     Spread,
     assumed_spread,
@@ -19,6 +20,8 @@ from woodshed.evaluate.power import (
     tasks_needed,
 )
 from woodshed.evaluate.statistics import bootstrap, paired_gain, t_quantile
+from woodshed.evaluate.suites.base import Suite
+from woodshed.run.evaluation.results import compute_results
 
 
 def test_standard_error_is_the_law_of_total_variance() -> None:
@@ -93,6 +96,25 @@ def test_noise_floor_is_the_spread_of_repeated_evaluations() -> None:
     again = rng.binomial(5, p, (20_000, 2, 30)).mean(axis=2) / 5
     expected = noise_floor(float(np.mean(p * (1 - p))), 30, 5)
     assert (again[:, 1] - again[:, 0]).std() == pytest.approx(expected, rel=0.03)
+
+
+def test_noise_floor_of_tasks_with_unequal_numbers_of_samples() -> None:
+    """As in an evaluation that was interrupted: the mean over tasks is as noisy as its tasks with few samples."""
+    rng = np.random.default_rng(4)
+    counts = np.array([8] * 3 + [1] * 9)
+    again = (rng.binomial(counts, 0.4, (40_000, 2, len(counts))) / counts).mean(axis=2)
+    solved = [[True, False, False, True, False, False, True, False]] * 3 + [[False]] * 9
+    mine = [
+        EvaluatedEpisode(f"{task}:{n}", "s", f"t{task}", passed, "submitted", 1, 1, 1, 1.0)
+        for task, each in enumerate(solved)
+        for n, passed in enumerate(each)
+    ]
+    policy = PolicyEpisodes("a", "runs/a", "h", mine, planned=96)
+    settings = {"seed": 0, "samples": 8, "suites": {"s": {}}, "policies": {}}
+    results = compute_results([policy], [Suite("s", "s", ())], settings, baselines=["a"])
+    within = sample_variance(solved)
+    floor = results["policies"][0]["noise_floor"] * math.sqrt(0.24 / within)
+    assert floor == pytest.approx((again[:, 1] - again[:, 0]).std(), rel=0.03)
 
 
 @pytest.mark.parametrize(("freedom", "table"), [(5, 2.5706), (10, 2.2281), (30, 2.0423), (120, 1.9799)])

@@ -32,8 +32,9 @@ class Spread:
         if not (self.between >= 0 and self.within >= 0):
             raise ValueError(f"variances must not be negative, got between={self.between} within={self.within}")
 
-    def standard_error(self, tasks: int, samples: int) -> float:
-        """Return the standard error of the measured difference. Raises ValueError below one task or sample."""
+    def standard_error(self, tasks: int, samples: float) -> float:
+        """Return the standard error of the measured difference. ``samples``: of each task, their harmonic mean if tasks
+        differ. Raises ValueError below one task or sample."""
         if tasks < 1 or samples < 1:
             raise ValueError(f"needs at least one task and one sample, got tasks={tasks} samples={samples}")
         return math.sqrt((self.between + self.within / samples) / tasks)
@@ -87,10 +88,10 @@ def sample_variance(samples: Sequence[Sequence[bool]]) -> float:
     return mean(each)
 
 
-def noise_floor(within_one: float, tasks: int, samples: int) -> float:
+def noise_floor(within_one: float, tasks: int, samples: float) -> float:
     """Return the standard deviation of the difference between two evaluations of one policy on the same tasks.
 
-    ``within_one``: E[p (1 - p)] of that policy (``sample_variance``).
+    ``within_one``: E[p (1 - p)] of that policy (``sample_variance``). ``samples``: see ``Spread.standard_error``.
     """
     return Spread(0.0, 2 * within_one).standard_error(tasks, samples)
 

@@ -6,6 +6,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import harmonic_mean
 from typing import Any
 
 from woodshed.evaluate.axes import described
@@ -257,7 +258,7 @@ def _complete(policy: PolicyEpisodes) -> bool:
 
 def _policy(policy: PolicyEpisodes, total: Score, suites: Sequence[Suite], seed: int) -> dict[str, Any]:
     samples = list(policy.samples().values())
-    per_task = max(map(len, samples), default=0)
+    several = any(len(each) > 1 for each in samples)
     return {
         "name": policy.name,
         "source": policy.source,
@@ -266,7 +267,9 @@ def _policy(policy: PolicyEpisodes, total: Score, suites: Sequence[Suite], seed:
         "tried": {f"{at:g}": value for at, value in policy.tried.items()},
         "planned": policy.planned,
         **total.as_json(),
-        "noise_floor": noise_floor(sample_variance(samples), len(samples), per_task) if per_task > 1 else math.nan,
+        "noise_floor": noise_floor(sample_variance(samples), len(samples), harmonic_mean(map(len, samples)))
+        if several
+        else math.nan,
         "suites": {suite.name: score(policy, suite.name, seed=seed).as_json() for suite in suites},
     }
 
