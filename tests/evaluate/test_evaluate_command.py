@@ -106,19 +106,27 @@ def test_regrading_uses_the_tasks_as_they_are(server: ScriptedServer, tasks: lis
         evaluate_policies(asked, quiet)
 
 
-def test_an_episode_that_cannot_be_graded_again_ends_no_regrade(
+def test_an_episode_that_cannot_be_graded_again_ends_no_regrade_and_keeps_its_newest_outcome(
     server: ScriptedServer, tasks: list[Task], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     evaluate_policies(wishes(server, tasks, tmp_path, "oracle"), quiet)
+    scored = next(task for task in tasks if task.info.kind == "honeypot")
+    ends = True
 
     async def graded(task: Task, *given: Any, **more: Any) -> Outcome:
-        if task.name == tasks[0].name:
-            raise EndlessError("its solution does not end on other inputs")
-        return await grade(task, *given, **more)
+        if task.name != scored.name:
+            return await grade(task, *given, **more)
+        if ends:
+            return Outcome(False)
+        raise EndlessError("its solution does not end on other inputs")
 
     monkeypatch.setattr("woodshed.run.evaluation.regrade.grade", graded)
+    assert len(regrade(tmp_path, quiet, jobs=2).changed) == 1
+    ends = False
     found = regrade(tmp_path, quiet, jobs=2)
     assert found.graded == 5 and list(found.left_out.values()) == ["its solution does not end on other inputs"]
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["policies"][0]["pass1"]["mean"] == 0.75
 
 
 def test_budgets_end_it_and_a_larger_one_goes_on(server: ScriptedServer, tasks: list[Task], tmp_path: Path) -> None:

@@ -101,9 +101,11 @@ def _episode(
 
 
 def read_regraded(folder: EvaluationFolder) -> dict[str, dict[str, Any]]:
-    """Return the outcomes of the last ``regrade`` by episode id; empty if there was none."""
-    rows = read_jsonl(folder.regraded)
-    return dict(rows[-1]["outcomes"]) if rows else {}
+    """Return the newest outcome of ``regrade`` by episode id; the last one may have left some episodes out."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in read_jsonl(folder.regraded):
+        found |= row["outcomes"]
+    return found
 
 
 def last_regrade(folder: EvaluationFolder) -> str:
