@@ -85,6 +85,8 @@ def learned(run: RunDirectory) -> Learned:
         store.close()
     if not {BEFORE, AFTER} <= set(arms):
         raise SystemExit(f"{run.root} has no evaluation before and after RL; the run has not come that far")
+    samples = min(arm.samples for arm in arms.values())  # figures of one k can be compared
+    arms = {name: arm.best_of(samples) for name, arm in arms.items()}
     results = {name: run.stage_result(stage_of(name)) or {} for name in arms}
     temperatures = {name: result["temperature"] for name, result in results.items()}
     development = {name: result["dev_pass1"] for name, result in results.items()}
@@ -118,10 +120,11 @@ def figures_of(run: Learned) -> dict[str, float | None]:
 
 def over_seeds(rows: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
     """Return the figures of several seeds, given those of each: the mean or maximum of what is called so, the mean of
-    shares of later attempts, and the minimum of the rest. A figure that is unknown for one seed is unknown for all."""
+    shares of later attempts, and the minimum of the rest. A figure that is unknown for one seed, or that one seed does
+    not have (best-of-k of another k), is unknown for all."""
     found: dict[str, float | None] = {"seeds": len(rows)}
-    for name in rows[0]:
-        values = [row[name] for row in rows]
+    for name in dict.fromkeys(name for row in rows for name in row):
+        values = [row.get(name) for row in rows]
         known = [value for value in values if value is not None]
         if len(known) < len(values):
             found[name] = None
