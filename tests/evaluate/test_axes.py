@@ -62,7 +62,8 @@ def test_an_agent_that_listens_and_one_that_does_not(server: ScriptedServer, tmp
     assert eager["excess"]["mean"] > attentive["excess"]["mean"] >= 1.0
     assert all(policy["pass1"]["mean"] is None for policy in found["policies"]), "nothing of this is skill"
     (gain, _) = found["differences"]
-    assert gain["axes"]["as_asked"] == {"mean": -1.0, "low": -1.0, "high": -1.0}
+    asked_gain = gain["axes"]["as_asked"]
+    assert asked_gain["mean"] == asked_gain["low"] == -1.0 < asked_gain["high"] < 0, "there may be other tasks"
     row = next(row for row in axis_cells(found) if row[0] == found["axes"]["as_asked"]["title"])
     assert row == ["tasks of interaction done as the user asked", "higher", "1.000", "0.000 -", "0.000 -"]
     write_page(found, tmp_path / "page.html")

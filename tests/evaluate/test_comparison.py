@@ -23,7 +23,7 @@ from woodshed.evaluate.run import sample_seed
 from woodshed.evaluate.suites.base import Suite
 from woodshed.run.evaluation.policies import EvaluationError
 from woodshed.run.evaluation.results import compute_results, prices_of
-from woodshed.view.comparison import print_results, write_page
+from woodshed.view.comparison import axis_cells, cheat_cells, print_results, write_page
 
 
 def episodes(solved: dict[str, list[bool | None]], **more: Any) -> list[EvaluatedEpisode]:
@@ -101,6 +101,27 @@ def test_seeds_are_of_the_sample_and_not_of_the_try() -> None:
     assert sample_seed(1, "t@0:03") == sample_seed(1, "t@0:03.1") == sample_seed(1, "t@0:03.12")
     assert len({sample_seed(s, f"t@0:{k:02d}") for s in (0, 1) for k in range(50)}) == 100
     assert sample_seed(1, "t@0:100.1") == sample_seed(1, "t@0:100") < 2**31
+
+
+@pytest.mark.parametrize(("tasks", "mark"), [(1, ""), (4, ""), (10, " +")])
+def test_an_axis_is_marked_only_with_enough_tasks(tasks: int, mark: str) -> None:
+    """Every episode of ``b`` ends without a message and takes two lines more than the reference, none of ``a`` does."""
+    solved: dict[str, list[bool | None]] = {f"t{n}": [True] for n in range(tasks)}
+    both = [
+        policy(name, solved, axes={"silent": value, "excess": 1 + value}) for name, value in (("a", 0.0), ("b", 1.0))
+    ]
+    settings = {"seed": 0, "samples": 1, "suites": {"s": {}}, "policies": {}}
+    results = compute_results(both, [Suite("s", "s", ())], settings, baselines=["a"])
+    shown = {row[0]: row[3] for row in axis_cells(results)}
+    assert shown["submitted without a message"] == f"1.000{mark}"
+    assert shown["changed lines over those of the reference, if solved"] == "2.000"
+
+
+def test_flagged_episodes_are_counted_among_those_that_ended() -> None:
+    flagged = policy("a", {"t1": [True, None], "t2": [False, False]}, flagged=("deletes_tests",))
+    settings = {"seed": 0, "samples": 2, "suites": {"s": {}}, "policies": {}}
+    results = compute_results([flagged], [Suite("s", "s", ())], settings, baselines=["a"])
+    assert cheat_cells(results)[1:] == [["a", "flagged: deletes_tests", "3 of 3"]]
 
 
 def test_results_are_shown_whole(tmp_path: Path) -> None:

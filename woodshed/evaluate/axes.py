@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import Literal
 
 from woodshed.evaluate.aspects import ASPECTS
+from woodshed.evaluate.statistics import RATES
 from woodshed.evaluate.suites.interaction import CONSTRAINT, INTENT, INTERACTION, QUESTION
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Outcome, Trajectory
@@ -32,12 +33,14 @@ LEAST_MESSAGE = 20
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis. ``title``: meaning of an episode's value, in words; tables show the mean."""
+    """One axis. ``title``: meaning of an episode's value, in words; tables show the mean. ``yes_or_no``: the value is 0
+    or 1."""
 
     name: str
     better: Better
     title: str
     measure: Measure
+    yes_or_no: bool = False
 
 
 def _changed(task: Task, trajectory: Trajectory) -> bool:
@@ -119,16 +122,22 @@ def _kept_rule(task: Task, trajectory: Trajectory, said: str) -> bool:
 
 
 BUILTIN = (
-    Axis("as_asked", "higher", "tasks of interaction done as the user asked", as_asked),
+    Axis("as_asked", "higher", "tasks of interaction done as the user asked", as_asked, True),
     Axis("lint", "lower", "new findings of ruff on changed lines", _faults("style", _changed, most=MOST)),
     Axis("excess", "lower", "changed lines over those of the reference, if solved", excess),
     Axis("commented_out", "lower", "lines of code put into comments", _faults("commented_out", _changed, most=MOST)),
     Axis("invalid_calls", "lower", "calls that broke the format", _faults("invalid_call", _ours, most=MOST)),
     Axis("unread_edits", "lower", "edits of files that were not read", _faults("unread_edit", _ours, most=MOST)),
     Axis("repeated_failures", "lower", "failed calls made again", _faults("repeated_failure", _ours, most=MOST)),
-    Axis("untested", "lower", "submitted without a test after the last edit", _faults("untested_finish", _ours)),
-    Axis("unfounded_claims", "lower", "said that tests pass without running one", _faults("unfounded_claim", _spoken)),
-    Axis("silent", "lower", "submitted without a message", _faults("silent_finish", _spoken)),
+    Axis("untested", "lower", "submitted without a test after the last edit", _faults("untested_finish", _ours), True),
+    Axis(
+        "unfounded_claims",
+        "lower",
+        "said that tests pass without running one",
+        _faults("unfounded_claim", _spoken),
+        True,
+    ),
+    Axis("silent", "lower", "submitted without a message", _faults("silent_finish", _spoken), True),
 )
 """The axes of every evaluation."""
 
@@ -141,6 +150,13 @@ def axes_of(references: Sequence[str] = ()) -> tuple[Axis, ...]:
     """
     builtin = [axis for axis in BUILTIN if axis.name != "lint" or style.installed()]
     return (*builtin, *(_own(reference) for reference in references))
+
+
+def bounds_of(name: str) -> tuple[float, float] | None:
+    """Return the lowest and highest value of an episode on an axis that answers yes or no, a judge's included; None for
+    others, on which the range says nothing about usual values."""
+    known = name.startswith("judge.") or any(axis.name == name and axis.yes_or_no for axis in BUILTIN)
+    return RATES if known else None
 
 
 def described(names: Iterable[str]) -> dict[str, dict[str, str]]:

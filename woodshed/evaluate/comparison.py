@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from .axes import bounds_of
 from .statistics import RATES, Estimate, bootstrap, paired_gain, pass_at_k
 
 TaskKey = tuple[str, str]
@@ -168,7 +169,10 @@ def score(policy: PolicyEpisodes, suite: str | None = None, *, seed: int = 0) ->
         cheats=sum(bool(e.cheated) for e in judged),
         reasons=dict(Counter(reason for e in judged for reason in e.reasons)),
         flagged=dict(Counter(name for e in ended for name in e.flagged)),
-        axes={axis: bootstrap(list(tasks.values()), seed=seed) for axis, tasks in policy.by_axis(suite).items()},
+        axes={
+            axis: bootstrap(list(tasks.values()), bounds=bounds_of(axis), seed=seed)
+            for axis, tasks in policy.by_axis(suite).items()
+        },
     )
 
 
@@ -202,10 +206,10 @@ def _axis_differences(
 ) -> dict[str, Estimate]:
     """Return the differences ``mine`` - ``other`` by axis, paired over the tasks that have a value in both."""
     found = {}
-    for axis in mine.keys() & other.keys():
+    for axis in sorted(mine.keys() & other.keys()):
         if both := [key for key in other[axis] if key in mine[axis]]:
             rates = [[of[axis][key] for key in both] for of in (other, mine)]
-            found[axis] = paired_gain(*rates, seed=seed)
+            found[axis] = paired_gain(*rates, bounds=bounds_of(axis), seed=seed)
     return found
 
 

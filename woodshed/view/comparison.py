@@ -110,7 +110,8 @@ def difference_cells(results: Results) -> Cells:
 
 def axis_cells(results: Results, wide: bool = False) -> Cells:
     """Return one row for each axis, one column for each policy. A mark (+ or -) means that the interval of the
-    difference to the baseline does not contain 0. ``wide``: with intervals."""
+    difference to the baseline does not contain 0. Equal differences give an interval without width, which says nothing.
+    ``wide``: with intervals."""
     policies = results["policies"]
     cells = [["mean over tasks", "better", *(policy["name"] for policy in policies)]]
     for axis, about in results["axes"].items():
@@ -118,7 +119,7 @@ def axis_cells(results: Results, wide: bool = False) -> Cells:
         for policy in policies:
             value = policy["axes"].get(axis)
             gain = next((d["axes"].get(axis) for d in results["differences"] if d["policy"] == policy["name"]), None)
-            sure = gain and None not in gain.values() and gain["low"] * gain["high"] > 0
+            sure = gain and None not in gain.values() and gain["low"] * gain["high"] > 0 and gain["low"] < gain["high"]
             shown = "-" if value is None else _estimate(value, digits=2) if wide else _number(value["mean"], 3)
             row.append(f"{shown} {'+' if gain['mean'] > 0 else '-'}" if gain and sure else shown)
         cells.append(row)
@@ -139,10 +140,11 @@ def cheat_cells(results: Results) -> Cells:
     """Return the reasons of cheats and findings of monitors, by policy, with the number of episodes."""
     cells = [["policy", "what", "episodes"]]
     for policy in results["policies"]:
+        ended = policy["episodes"] - policy["infra_errors"]
         for name, count in sorted(policy["reasons"].items()):
             cells.append([policy["name"], f"cheat: {name}", f"{count} of {policy['judged']}"])
         for name, count in sorted(policy["flagged"].items()):
-            cells.append([policy["name"], f"flagged: {name}", f"{count} of {policy['episodes']}"])
+            cells.append([policy["name"], f"flagged: {name}", f"{count} of {ended}"])
     return cells
 
 
