@@ -21,6 +21,7 @@ def event(name: str, result: str = "ok", error: str | None = None) -> ToolEvent:
 
 def test_results_of_both_runners_are_read() -> None:
     assert suite_passed(PASS) and suite_passed("===== 12 passed in 0.3s =====")
+    assert not suite_passed(f"PASS 18\n{FAIL}"), "the code under test printed the first line"
     assert not suite_passed(FAIL) and not suite_passed("1 failed, 3 passed in 1s")
 
 

@@ -16,12 +16,13 @@ _PASSED = re.compile(
     re.MULTILINE,
 )
 _FAILED = re.compile(
-    r"^=* ?(\d+ \w+, )*\d+ (failed|errors?)\b|^ *\d+ failing\b|^ *Tests:? +\d+ failed\b"
+    r"^FAIL \S|^=* ?(\d+ \w+, )*\d+ (failed|errors?)\b|^ *\d+ failing\b|^ *Tests:? +\d+ failed\b"
     r"|^[#ℹ] (fail|cancelled) +[1-9]|^FAILED \("
     r"|^\[(exit code|signal) \d+\]$|^error: (timeout|out of memory)",
     re.MULTILINE,
 )
-"""The last line: how ``run_tests`` reports a program that was killed or ran too long."""
+"""The first: how our runner (jest, too) reports a failure, before which the code under test may have printed anything,
+"PASS" included. The last line: how ``run_tests`` reports a program that was killed or ran too long."""
 
 
 def suite_passed(result: str) -> bool:
