@@ -125,6 +125,16 @@ def test_only_live_trajectories_and_accepted_edits_are_sessions() -> None:
     assert session_of(replace(live, source="train")) is None
 
 
+def test_a_report_of_an_error_is_what_the_user_asks_for() -> None:
+    said = ["Error: split(-1, 3) loses a cent", "error: no call: every reply must call a tool", "Thanks"]
+    live = Trajectory(
+        id="t", task="", group="", source="live", harness_hash="", policy="p", status="submitted",
+        messages=[{"role": "user", "content": text} for text in said], labels={"repository": HERE},
+    )  # fmt: skip
+    found = session_of(live)
+    assert found is not None and found.asked == (said[0], "Thanks")
+
+
 def test_names_of_a_repository() -> None:
     forms = ("https://me:secret@Git.example.invalid/team/prices.git", "git@git.example.invalid:team/prices", HERE + "/")
     assert {identity(form) for form in forms} == {"git.example.invalid/team/prices"}

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from woodshed.gateway.journal import JournalError, JournalledConversation, read_conversations
+from woodshed.harness.errors import FORMAT_ERRORS, error_text
 from woodshed.harness.settings import REQUEST
 from woodshed.record.run_directory import DirectoryError
 from woodshed.record.store import TrajectoryStore
@@ -30,6 +31,8 @@ _PATHS = ("path", "file_path", "filePath", "filename", "file")
 _NEW = ("new_string", "new_str", "newString", "content", "contents", "file_text", "text", "insert_text")
 _OLD = ("old_string", "old_str", "oldString")
 _PATCH = ("patch", "input", "diff")
+_NOTICES = tuple(error_text(kind, "") for kind in sorted(FORMAT_ERRORS))
+"""How messages of our harness about the form of a reply begin. A user's own may begin with "Error:", too."""
 _PATCHED = re.compile(r"^(?:\+\+\+ (?:b/)?|\*\*\* (?:Add|Update) File: )(\S+)")
 
 
@@ -169,7 +172,8 @@ def _asked(messages: Iterable[dict[str, Any]]) -> tuple[str, ...]:
     """Return the texts of the user, without messages that our harness sends in the user's place (requests for a
     summary, format errors)."""
     texts = (text_of(message.get("content")) for message in messages if message.get("role") == "user")
-    return tuple(dict.fromkeys(text for text in texts if text.strip() and text != REQUEST and not _failed(text)))
+    own = (REQUEST, *_NOTICES)
+    return tuple(dict.fromkeys(text for text in texts if text.strip() and not text.startswith(own)))
 
 
 def text_of(content: Any) -> str:
