@@ -65,11 +65,16 @@ def test_a_lost_development_sample_does_not_change_the_temperature_later(
     monkeypatch.setattr(evaluations, "rollout", episode)
     monkeypatch.setattr(stage, "open_arena", arena)
     monkeypatch.setattr(stage, "load_split", tasks)
+    told: list[tuple[float, float]] = []
+    monkeypatch.setattr(RunDirectory, "write_progress", lambda _, __, done, total, *___: told.append((done, total)))
     recipe, run = load_recipe("smoke", [SETTINGS]), RunDirectory(tmp_path)
     with pytest.raises(Killed):
         asyncio.run(stage._evaluate(recipe, run, "before"))
+    assert told[0] == (0, 2)
     start = 2
+    told.clear()
     asyncio.run(stage._evaluate(recipe, run, "before"))
+    assert told[0] == (2, 4) and told[-1] == (4, 4), "the rate counts from where the evaluation goes on"
     assert held_out == [(1, 1.0), (1, 1.0), (2, 1.0), (2, 1.0)]
     result = run.read_result_of("before")
     assert result["temperature"] == 1.0 and result["dev_pass1"] == {"0.3": 0.0, "1": 0.5}

@@ -35,3 +35,5 @@ def test_pace_is_that_of_the_window_and_starts_where_a_resumed_stage_starts() ->
     assert pace.at(3) == ""
     now += 1
     assert pace.at(4) == "1.0 samples/s"
+    now += 9
+    assert pace.at(5) == "0.2 samples/s"

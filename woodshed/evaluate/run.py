@@ -100,6 +100,8 @@ async def evaluate(
             told = now
             progress(tally.sofar())
 
+    if progress and wanted:
+        progress(tally.sofar())  # where it begins, so that a rate counts from here
     episodes = [asyncio.create_task(one(task, id)) for task, id in wanted if id not in results]
     try:
         await asyncio.gather(*episodes)

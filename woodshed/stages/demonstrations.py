@@ -157,6 +157,7 @@ async def _play(recipe: Recipe, run: RunDirectory, count: Count) -> list[dict[st
     rows = JsonLines(run.demonstrations / "played.jsonl")
     played = {row["number"]: row for row in rows.rows()}
     pace, due = Pace(), Every(1.0)
+    pace.at(len(played))  # where it begins
     slots = asyncio.Semaphore(settings.concurrency)
 
     async def one(number: int, task: Task) -> None:

@@ -54,17 +54,19 @@ async def _evaluate(recipe: Recipe, run: RunDirectory, name: str) -> None:
     transferred = recipe.tasks.packages and recipe.tasks.main != "packages" and settings.package_samples
     if transferred and name in (BEFORE, AFTER):
         transfer = load_split(run, "packages", "heldout")
-    store, pace = TrajectoryStore(run.trajectories), Pace()
+    store = TrajectoryStore(run.trajectories)
 
-    def report(sofar: Sofar) -> None:
-        run.write_progress(name, sofar.done, sofar.total, f"{sofar}  {pace.at(sofar.done)}")
+    async def results(arena: Arena, tasks: Sequence[Task], part: str, samples: int) -> dict[str, list[bool]]:
+        pace = Pace()
 
-    async def results(arena: Arena, tasks: Sequence[Task], name: str, samples: int) -> dict[str, list[bool]]:
+        def report(sofar: Sofar) -> None:
+            run.write_progress(name, sofar.done, sofar.total, f"{sofar}  {pace.at(sofar.done)}")
+
         return await evaluate(
             arena,
             tasks,
             store,
-            name=name,
+            name=part,
             samples=samples,
             concurrency=settings.concurrency,
             progress=report,

@@ -22,7 +22,11 @@ class Every:
 
 
 class Pace:
-    """Samples per second over the last ``window`` seconds."""
+    """Samples per second over the last ``window`` seconds.
+
+    Call ``at`` once before the first sample: those that are sampled together also end together, and counted from the
+    end of the first one, the others would seem to have taken no time.
+    """
 
     def __init__(self, window: float = 60.0, clock: Callable[[], float] = time.monotonic):
         self._window, self._clock = window, clock
@@ -38,4 +42,7 @@ class Pace:
         while len(self._marks) > 2 and self._marks[1][0] <= now - self._window:
             self._marks.popleft()
         then, before = self._marks[0]
-        return f"{(done - before) / (now - then):.1f} samples/s" if now > then else ""
+        if now <= then:
+            return ""
+        rate = (done - before) / (now - then)
+        return f"{rate:.1f} samples/s" if rate >= 1 else f"{rate:.2g} samples/s"

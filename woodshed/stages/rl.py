@@ -172,6 +172,7 @@ async def _reinforce(recipe: Recipe, run: RunDirectory, current: Round) -> None:
             notice=notice,
             all_steps=recipe.rl.steps,
         )
+        pace.at(ledger.settled())  # where it begins
         await controller.run()
 
     from .policy import export_head  # imports torch, which rollouts do without
