@@ -116,8 +116,19 @@ def test_a_query_that_says_too_little_leaves_the_task_out(
         place.boxes(lambda b, layers: build_benchmark(inputs, settings, out, b, layers))
 
 
+def test_a_commit_is_one_task_though_two_sources_have_it(
+    place: Place, history: Path, settings: BenchmarkSettings, tmp_path: Path
+) -> None:
+    fix = repos.git(history, "rev-parse", "HEAD~1")
+    inputs, out = Inputs([f"{history}@{fix}", str(history)]), tmp_path / "bench"
+    made = place.boxes(lambda b, layers: build_benchmark(inputs, settings, out, b, layers))
+    commits = [entry.commit for entry in made.entries.values()]
+    assert len(commits) == len(set(commits)) == 2 and fix in commits
+    assert sum("is the same commit" in why for why in made.left_out.values()) == 1
+
+
 def test_a_refresh_adds_new_commits_and_retires_old_tasks(
-    place: Place, history: Path, benchmark: Built, tmp_path: Path
+    place: Place, history: Path, settings: BenchmarkSettings, benchmark: Built, tmp_path: Path
 ) -> None:
     out, source = tmp_path / "bench", tmp_path / "prices"
     shutil.copytree(benchmark[0], out)

@@ -152,8 +152,12 @@ async def _assemble(
     shutil.rmtree(staged, ignore_errors=True)
     (out / TASKS).mkdir(parents=True, exist_ok=True)
     drafts: list[Task] = []
+    drafted: dict[str, str] = {}
     for task, commit in candidates:
         name = task.path.name
+        if commit.id in drafted:  # of two sources that share a history, such as PATH and PATH@COMMIT
+            made.left_out[name] = f"{drafted[commit.id]} is the same commit"
+            continue
         queries = queries_of(task, commit, traced)
         terse = stated(queries.terse, task)
         if terse.score is not None:
@@ -162,6 +166,7 @@ async def _assemble(
         if isinstance(chosen, str):
             made.left_out[name] = chosen
             continue
+        drafted[commit.id] = name
         drafts.append(write_task(task, staged / name, queries, chosen, traced.get(commit.id)))
     found = await asyncio.to_thread(contaminated, drafts, inputs.corpus, settings)
     turns, done = asyncio.Semaphore(settings.parallel), 0
