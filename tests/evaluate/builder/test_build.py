@@ -13,7 +13,7 @@ from real_runs import woodshed
 from tests.tasks.sources import repos
 from tests.tasks.sources.place import Place
 from tests.tasks.sources.test_replay import DEAREST
-from woodshed.evaluate.builder.build import Inputs, Round, build_benchmark
+from woodshed.evaluate.builder.build import Inputs, Round, build_benchmark, run_round
 from woodshed.evaluate.builder.describe import benchmark_text, figures
 from woodshed.evaluate.builder.lock import BenchmarkError, load_benchmark, read_lock
 from woodshed.evaluate.builder.refresh import Retirement, old, refresh_benchmark
@@ -143,10 +143,14 @@ def test_a_refresh_adds_new_commits_and_retires_old_tasks(
     files = {"src/prices/__init__.py": code, "tests/test_prices.py": tests}
     newest = commit(source, "Add spread(), dearest minus cheapest", files, "2026-05-01")
     before = {name: entry.digest for name, entry in read_lock(out).tasks.items()}
+    known = frozenset(entry.commit for entry in read_lock(out).tasks.values())
+    inputs, since = Inputs([str(source)]), "2026-03-03"
+    # As if killed before the lock was written.
+    place.boxes(lambda b, layers: run_round(Round(2), inputs, settings, out, b, layers, since=since, known=known))
+    with pytest.raises(BenchmarkError, match="repeat it if it was interrupted"):
+        load_benchmark(out)
     found = place.boxes(
-        lambda b, layers: refresh_benchmark(
-            out, Inputs([str(source)]), Retirement(most=2, before="2026-01-01"), b, layers
-        )
+        lambda b, layers: refresh_benchmark(out, inputs, Retirement(most=2, before="2026-01-01"), b, layers)
     )
     lock = read_lock(out)
     assert found.since == "2026-03-03" and len(found.made.entries) == 1, found

@@ -12,7 +12,7 @@ import math
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,7 @@ async def build_benchmark(
     made; PackageError if no source can be used; OSError if a corpus cannot be read."""
     if (out / LOCK).exists():
         raise BenchmarkError(f"{out} holds a benchmark; add tasks with `woodshed benchmark refresh`, or choose another")
+    drop_unfinished(out, 1)
     made = await run_round(Round(1), inputs, settings, out, backend, layers, progress=progress)
     if not made.entries:
         why = "\n".join([*made.tables, *(f"{name}: {why}" for name, why in made.left_out.items())])
@@ -87,6 +88,15 @@ async def build_benchmark(
     sources = tuple(str(Path(text).absolute()) if Path(text).exists() else text for text in inputs.sources)
     write_lock(out, Lock(made.entries, sources, settings.model_dump(mode="json"), (summary(made),)))
     return made
+
+
+def drop_unfinished(out: Path, number: int, locked: Collection[str] = ()) -> None:
+    """Delete the tasks of round ``number`` that are not ``locked``: a kill left them, and the round makes them again
+    from its candidates."""
+    rounds = list((out / ROUNDS).glob(f"{number:03d}-*"))
+    for place in (out / TASKS).glob("*"):
+        if place.name not in locked and any((each / place.name / "task.toml").is_file() for each in rounds):
+            shutil.rmtree(place)
 
 
 def summary(made: Round, retired: Sequence[str] = (), since: str = "") -> dict[str, Any]:

@@ -105,7 +105,7 @@ def _verified(folder: Path, lock: Lock) -> dict[str, Task]:
     if strange := sorted(there - lock.tasks.keys()):
         raise BenchmarkError(
             f"{folder / TASKS / strange[0]} is not in {LOCK}: tasks come in by `woodshed benchmark refresh` only; "
-            "move it out of the benchmark"
+            "repeat it if it was interrupted, or move the folder out of the benchmark"
         )
     tasks: dict[str, Task] = {}
     for name, entry in lock.tasks.items():

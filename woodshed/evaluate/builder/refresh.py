@@ -17,7 +17,7 @@ from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
 from woodshed.tasks.packages.index import PackageError
 
-from .build import Inputs, Progress, Round, run_round, summary
+from .build import Inputs, Progress, Round, drop_unfinished, run_round, summary
 from .lock import RETIRED, TASKS, BenchmarkError, Entry, Lock, read_lock, verified, write_lock
 from .settings import BenchmarkSettings, checked_date
 
@@ -63,6 +63,7 @@ async def refresh_benchmark(
     date.
     """
     lock = read_lock(folder)
+    drop_unfinished(folder, len(lock.rounds) + 1, lock.tasks)
     tasks = verified(folder)
     try:
         settings = BenchmarkSettings.model_validate(lock.settings)
