@@ -26,6 +26,8 @@ from woodshed.rl.health.watch import HealthWatch, read_alarms
 from woodshed.rl.settings import RLSettings
 from woodshed.rollout.failures import RunPaused
 from woodshed.sandbox.backends.namespace.backend import probe_namespace
+from woodshed.view.plots import lines
+from woodshed.view.tensorboard import event
 
 from .trained import by_number, trained
 
@@ -366,3 +368,11 @@ def test_names_that_a_policy_invents_are_counted_together() -> None:
     many = [ToolEvent(1, f"tool{number:03d}", {}, "") for number in range(100)]
     shares = measure([[replace(trajectory, events=many)]], 1)["tools"]
     assert len(shares) == 13 and shares["(other)"] == pytest.approx(0.88) and sum(shares.values()) == pytest.approx(1)
+
+
+def test_any_name_that_an_agent_program_sends_can_be_plotted_and_mirrored() -> None:
+    events = [ToolEvent(1, name, {}, "") for name in ("half \ud800", "\x1b[2J", "x" * 10_000)]
+    tools = measure([[Trajectory("t", "task", "g", "train", "", "p", "limit", events=events)]], 1)["tools"]
+    assert sorted(map(len, tools)) == [4, 6, 60]
+    assert "<svg" in lines({name: ([1, 2], [share, share]) for name, share in tools.items()}, x="step", y="tools")
+    assert len(event({"step": 1, "tools": tools}, 0.0).summary.value) == 3

@@ -9,10 +9,13 @@ from typing import Any
 import numpy as np
 
 from woodshed.record.trajectory import ToolEvent, Trajectory
+from woodshed.record.visible import visible
 from woodshed.rl.forks import roots
 from woodshed.rollout.failures import INFRA, loss_reason
 
 MOST_TOOLS = 12
+LONGEST_NAME = 60
+"""Number of characters of a tool's name in the metrics."""
 Step = Mapping[str, Any]
 """Metrics of one step. Those of the trainer are under the key ``trainer``, absent until the step is trained."""
 
@@ -58,8 +61,13 @@ def measure(groups: Sequence[Sequence[Trajectory]], step: int) -> dict[str, Any]
 
 def _tool_mix(events: Iterable[ToolEvent]) -> dict[str, float]:
     """Return the share of the calls by tool. A policy may invent any number of names, so calls of tools that do not
-    exist count together as ``(unknown)``, and those beyond the ``MOST_TOOLS`` most common as ``(other)``."""
-    calls = Counter("(unknown)" if event.error == "unknown_tool" else event.name for event in events if event.name)
+    exist count together as ``(unknown)``, and those beyond the ``MOST_TOOLS`` most common as ``(other)``. Names of an
+    agent program are shortened and shown without characters that plots and event files cannot hold."""
+    calls = Counter(
+        "(unknown)" if event.error == "unknown_tool" else visible(event.name)[:LONGEST_NAME]
+        for event in events
+        if event.name
+    )
     named = dict(calls.most_common(MOST_TOOLS))
     if rest := calls.total() - sum(named.values()):
         named["(other)"] = rest
