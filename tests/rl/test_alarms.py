@@ -370,6 +370,12 @@ def test_names_that_a_policy_invents_are_counted_together() -> None:
     assert len(shares) == 13 and shares["(other)"] == pytest.approx(0.88) and sum(shares.values()) == pytest.approx(1)
 
 
+def test_changed_code_of_an_agent_program_counts_as_an_edit() -> None:
+    """Its edits are not counted, and the alarm ``edits`` was silent about it."""
+    one = Trajectory("t", "task", "g", "train", "", "p", "submitted", changed={"a.py": "x = 1"})
+    assert measure([[one, replace(one, changed={})]], 1)["edit_rate"] == 0.5
+
+
 def test_any_name_that_an_agent_program_sends_can_be_plotted_and_mirrored() -> None:
     events = [ToolEvent(1, name, {}, "") for name in ("half \ud800", "\x1b[2J", "x" * 10_000)]
     tools = measure([[Trajectory("t", "task", "g", "train", "", "p", "limit", events=events)]], 1)["tools"]

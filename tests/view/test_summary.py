@@ -76,6 +76,16 @@ def test_a_report_says_that_the_first_evaluation_is_not_finished(tmp_path: Path)
             assert ("The evaluation before RL is not finished." in text) is not finished
 
 
+@pytest.mark.parametrize(("recipe", "edits"), [("", "0.0"), ("[harness.program]\ncommand = 'agent'\n", "-")])
+def test_edits_and_test_runs_of_an_agent_program_are_not_known(tmp_path: Path, recipe: str, edits: str) -> None:
+    run, console = RunDirectory(tmp_path), Console(record=True, file=io.StringIO(), width=200)
+    stored(run.trajectories, lost=0).close()
+    run.recipe.write_text(recipe)
+    build_report(run, console)
+    row = f"<td>4.0</td><td>0.0</td><td>{edits}</td><td>{edits}</td><td>0.0</td>"
+    assert row in run.report.read_text()
+
+
 def test_findings_are_shown_without_control_characters(tmp_path: Path) -> None:
     finding = {"monitor": "tests", "turn": 1, "evidence": "rm \x1b[2J\ud800"}
     store = TrajectoryStore(tmp_path / "trajectories")

@@ -6,6 +6,7 @@ import html
 import json
 import math
 import tomllib
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,7 +34,7 @@ from .expected import Expected, expected_section
 from .health import conserved, health_section
 from .page import STYLE
 from .plots import bars, lines
-from .summary import EFFORT, Evaluation, evaluation, flagged, gains, telling_pairs
+from .summary import EFFORT, UNCOUNTED, Evaluation, evaluation, flagged, gains, telling_pairs
 
 
 def transcript(trajectory: Trajectory) -> str:
@@ -124,7 +125,8 @@ def build_report(run: Run, console: Console, expected: Expected | None = None) -
     )
     title = {name: title_of(name, named) for name in arms}
     temperatures = {name: (run.stage_result(stage_of(name)) or {}).get("temperature") for name in arms}
-    summary = _summary(run, arms, transfer, title, temperatures)
+    unknown = UNCOUNTED if "program" in _recipe(run.root).get("harness", {}) else ()
+    summary = _summary(run, arms, transfer, title, temperatures, unknown)
     stored = [row["id"] for row in store.rows("source = 'train'")]
     metrics = run.stage_metrics("rollouts").parent
     rollouts = conserved(run.root / "state.sqlite", stored, metrics, finished=run.stage_result("rl") is not None)
@@ -134,8 +136,8 @@ def build_report(run: Run, console: Console, expected: Expected | None = None) -
     if grown is not None:
         summary["growth"] = {**grown.counts, "taken_out_tasks": grown.taken_out}
     (run.root / "summary.json").write_text(json.dumps(summary, indent=1, allow_nan=False))
-    tables, gain = _tables(arms, title, temperatures), _gain(arms, title)
-    body = [_headline(tables, gain, before, transfer), _rounds(run, arms), _curves(steps, trainer)]
+    tables, gain = _tables(arms, title, temperatures, unknown), _gain(arms, title)
+    body = [_headline(tables, gain, before, transfer), _rounds(run, arms), _curves(steps, trainer, unknown)]
     if BEFORE not in stages:
         body.insert(0, f"<p class='verdict bad'>{_UNFINISHED}</p>")
     shown = {name: arm for name, arm in arms.items() if split_round(name)[1] is None}
@@ -165,6 +167,7 @@ def _summary(
     transfer: list[Evaluation],
     title: dict[str, str],
     temperatures: dict[str, float | None],
+    unknown: Collection[str],
 ) -> dict[str, Any]:
     before, after = arms[BEFORE], arms.get(AFTER)
     stages = {p.stem: run.stage_result(p.stem) or {} for p in sorted((run.root / "stages").glob("*.json"))}
@@ -181,7 +184,7 @@ def _summary(
                 "later_attempts": _known(arm.later_attempts),
                 "submitted": arm.submitted,
                 "statuses": arm.statuses,
-                "effort": arm.effort,
+                "effort": {key: None if key in unknown else value for key, value in arm.effort.items()},
             }
             for name, arm in arms.items()
         },
@@ -195,8 +198,14 @@ def _summary(
     return summary
 
 
-def _tables(arms: dict[str, Evaluation], title: dict[str, str], temperatures: dict[str, float | None]) -> list[Cells]:
-    """Return two tables with a row for each policy, baselines first: success rates, and effort per episode."""
+def _tables(
+    arms: dict[str, Evaluation],
+    title: dict[str, str],
+    temperatures: dict[str, float | None],
+    unknown: Collection[str],
+) -> list[Cells]:
+    """Return two tables with a row for each policy, baselines first: success rates, and effort per episode.
+    ``unknown``: what is not known of the effort."""
     samples = arms[BEFORE].samples
     success = [["policy", "pass@1", f"best-of-{samples}", "T", "first", "later", "submitted"]]
     effort = [["per episode", *(key.replace("_", " ") for key in EFFORT)]]
@@ -205,7 +214,7 @@ def _tables(arms: dict[str, Evaluation], title: dict[str, str], temperatures: di
         shares = [_share(arm.first_attempts), _share(arm.later_attempts), _share(arm.submitted)]
         shown = "-" if temperature is None else f"{temperature:g}"
         success.append([title[name], str(arm.pass1), str(arm.best), shown, *shares])
-        effort.append([title[name], *(f"{arm.effort[key]:.1f}" for key in EFFORT)])
+        effort.append([title[name], *("-" if key in unknown else f"{arm.effort[key]:.1f}" for key in EFFORT)])
     return [success, effort]
 
 
@@ -289,7 +298,7 @@ def _rounds(run: Run, arms: dict[str, Evaluation]) -> str:
     return f"<h2>Held-out tasks by round</h2><div class=half>{lines(rates, x='step', y='held-out tasks')}</div>"
 
 
-def _curves(steps: list[dict[str, Any]], trainer: list[dict[str, Any]]) -> str:
+def _curves(steps: list[dict[str, Any]], trainer: list[dict[str, Any]], unknown: Collection[str]) -> str:
     if not steps:
         return ""
     x = [s["step"] for s in steps]
@@ -300,6 +309,7 @@ def _curves(steps: list[dict[str, Any]], trainer: list[dict[str, Any]]) -> str:
     effort = {
         name: (x, [s.get("effort", {}).get(name, 0.0) for s in steps])
         for name in ("turns", "test_runs", "edits", "invalid_calls")
+        if name not in unknown
     }
     plots = [
         lines(rate, x="step", y="training batches", smooth=8),
@@ -362,13 +372,17 @@ def _time(run: Run, summary: dict[str, Any]) -> str:
     return f"<h2>Where the time went</h2><table>{rows}</table><p><small>{html.escape(str(run.root))}</small></p>"
 
 
+def _recipe(root: Path) -> dict[str, Any]:
+    """Return the run's own recipe as it is written, empty if there is none."""
+    try:
+        return tomllib.loads((root / "recipe.toml").read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+
+
 def _learns(root: Path, part: str, setting: str) -> bool:
     """Return whether the run's own recipe sets ``learn.PART.SETTING`` to true."""
-    try:
-        recipe = tomllib.loads((root / "recipe.toml").read_text("utf-8"))
-    except FileNotFoundError:
-        return False
-    return bool(recipe.get("learn", {}).get(part, {}).get(setting, False))
+    return bool(_recipe(root).get("learn", {}).get(part, {}).get(setting, False))
 
 
 def _kinds(root: Path) -> dict[str, str]:

@@ -21,6 +21,8 @@ from woodshed.rollout.attempts import attempt_rates, rate_if_fresh
 from woodshed.rollout.failures import INFRA
 
 EFFORT = ("turns", "sampled_tokens", "test_runs", "edits", "invalid_calls")
+UNCOUNTED = ("test_runs", "edits")
+"""Of ``EFFORT``, what is not known of an agent program, and 0 in its records."""
 
 
 @dataclass

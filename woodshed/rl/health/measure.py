@@ -26,7 +26,8 @@ def measure(groups: Sequence[Sequence[Trajectory]], step: int) -> dict[str, Any]
     Rollouts that infrastructure errors ended are left out, except from ``infra_share``. Figures about whole episodes
     leave out forks, which repeat a part of their root. Abandoned forks do not count as infrastructure errors.
 
-    ``tools``: share of each tool among the calls (``_tool_mix``). ``edit_rate``: share of rollouts that edited a file.
+    ``tools``: share of each tool among the calls (``_tool_mix``). ``edit_rate``: share of rollouts that edited a file
+    with a tool for it, or submitted changed code (of an agent program, edits are not counted).
     ``limit_share``: share that ended at a limit. ``summaries``: contexts that the policy summarised, per rollout.
     ``staleness_histogram``: share of the sampled tokens by staleness, in versions before the weights that this step
     trains. ``mixed_version_share``: share of the segments with sampled tokens that several versions sampled.
@@ -48,7 +49,7 @@ def measure(groups: Sequence[Sequence[Trajectory]], step: int) -> dict[str, Any]
         lags.update({int(lag): int(count) for lag, count in zip(values, counts)})
     return {
         "tools": _tool_mix(event for t in whole for event in t.events),
-        "edit_rate": _share(t.effort.edits > 0 for t in whole),
+        "edit_rate": _share(t.effort.edits > 0 or bool(t.changed) for t in whole),
         "limit_share": _share(t.status in ("limit", "timeout") for t in whole),
         "infra_share": _share(t.status == INFRA and loss_reason(t) == INFRA for t in everyone),
         "retried_share": _share(t.attempts > 1 for t in ended),
