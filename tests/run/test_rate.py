@@ -216,7 +216,7 @@ def test_runs_leave_out_what_is_marked_and_the_screens_say_so(synthetic_tasks: l
     assert "scripted version 3 (rate): 1 of 2, 0.50 [0.09, 0.91] solved; 2.0 turns" in shown
     stats = run(app, ["tasks", "stats", str(folder)]).output
     assert "Status: retired 1, in use 1" in stats or "Status: in use 1, retired 1" in stats
-    assert "scripted version 3: 5 rollouts on 2 tasks" in stats or "scripted version 3:" in stats
+    assert "scripted version 3 (rate): " in stats
     as_json = json.loads(run(app, ["tasks", "show", str(synthetic_tasks[0].path), "--json"]).output)
     assert as_json["status"] == "retired" and as_json["ratings"][0]["solved"] == 1
 

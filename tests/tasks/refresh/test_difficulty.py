@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from woodshed.record.history import History, Mark, Rating
 from woodshed.tasks.library.difficulty import Share, ever_solved, lines_of, spread
+from woodshed.tasks.library.refresh.decide import newest
 
 
 def rating(group: str, solved: int, rollouts: int, version: int = 0) -> Rating:
@@ -47,3 +50,15 @@ def test_tasks_are_the_unit() -> None:
     assert (first.version, first.rollouts) == (0, 12)
     assert (first.never, first.sometimes, first.always) == (Share(0, 2), Share(1, 2), Share(1, 2))
     assert (second.version, second.always) == (5, Share(1, 1))
+
+
+def test_policies_of_one_version_are_told_apart() -> None:
+    """Of a run, the baselines and a result fine-tuned on what RL solved have version 0, as what RL starts from."""
+    rated = History(
+        tuple(replace(rating(kind, solved, 2), kind=kind) for kind, solved in (("before", 0), ("after", 2)))
+    )
+    before, after = spread([rated])
+    assert (before.kind, before.rollouts, before.never) == ("before", 2, Share(1, 1))
+    assert (after.kind, after.rollouts, after.always) == ("after", 2, Share(1, 1))
+    trained = [replace(rating(name, solved, 8), checkpoint=name) for name, solved in (("a", 0), ("b", 8))]
+    assert newest(History((trained[0], replace(trained[1], date="2026-02-02T00:00:00Z"))))[1] == Share(8, 8)

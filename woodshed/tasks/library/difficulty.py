@@ -43,6 +43,14 @@ def solved(rating: Rating) -> Share:
     return Share(rating.solved, rating.rollouts)
 
 
+def rated_policy(rating: Rating) -> tuple[str, int, str, str]:
+    """Return what tells the policies of two ratings apart: name, version, kind and checkpoint.
+
+    Of one run, baselines and a result fine-tuned on what RL solved have version 0, as the policy that RL starts from.
+    """
+    return rating.policy, rating.version, rating.kind, rating.checkpoint
+
+
 def ever_solved(history: History) -> Share:
     """Share of the rollouts of all policies together that solved the task."""
     return Share(sum(r.solved for r in history.ratings), sum(r.rollouts for r in history.ratings))
@@ -64,40 +72,43 @@ def lines_of(history: History) -> list[str]:
 
 @dataclass(frozen=True)
 class Spread:
-    """Shares of the tasks that one version of a policy never, sometimes and always solved."""
+    """Shares of the tasks that one policy (``rated_policy``) never, sometimes and always solved."""
 
     policy: str
     version: int
+    kind: str
     rollouts: int
     never: Share
     sometimes: Share
     always: Share
 
     def __str__(self) -> str:
+        name = f"{self.policy} version {self.version} ({self.kind})"
         return (
-            f"{self.policy} version {self.version}: {self.rollouts} rollouts on {self.never.of} tasks; solved never "
-            f"{self.never}; sometimes {self.sometimes}; always {self.always}"
+            f"{name}: {self.rollouts} rollouts on {self.never.of} tasks; solved never {self.never}; "
+            f"sometimes {self.sometimes}; always {self.always}"
         )
 
 
 def spread(histories: Iterable[History]) -> list[Spread]:
-    """Return the spread of each policy and version, in order of rating. Tasks are counted, because rollouts of the same
-    task are alike."""
-    found: dict[tuple[str, int], list[Sequence[Rating]]] = {}
+    """Return the spread of each policy, in order of rating. Tasks are counted, because rollouts of the same task are
+    alike."""
+    found: dict[tuple[str, int, str, str], list[Sequence[Rating]]] = {}
     for history in histories:
-        by_policy: dict[tuple[str, int], list[Rating]] = {}
+        by_policy: dict[tuple[str, int, str, str], list[Rating]] = {}
         for rating in history.ratings:
-            by_policy.setdefault((rating.policy, rating.version), []).append(rating)
+            by_policy.setdefault(rated_policy(rating), []).append(rating)
         for key, ratings in by_policy.items():
             found.setdefault(key, []).append(ratings)
-    return [_spread(policy, version, ratings) for (policy, version), ratings in found.items()]
+    return [_spread(tasks) for tasks in found.values()]
 
 
-def _spread(policy: str, version: int, tasks: list[Sequence[Rating]]) -> Spread:
+def _spread(tasks: Sequence[Sequence[Rating]]) -> Spread:
     kinds: Counter[str] = Counter()
     for ratings in tasks:
         done, tried = sum(r.solved for r in ratings), sum(r.rollouts for r in ratings)
         kinds["never" if not done else "always" if done == tried else "sometimes"] += 1
     rollouts = sum(r.rollouts for ratings in tasks for r in ratings)
     shares = (Share(kinds[kind], len(tasks)) for kind in ("never", "sometimes", "always"))
-    return Spread(policy, version, rollouts, *shares)
+    one = tasks[0][0]
+    return Spread(one.policy, one.version, one.kind, rollouts, *shares)

@@ -11,7 +11,7 @@ from typing import Literal
 
 from woodshed.record.history import History, Mark, Status, note_mark, now, read_history
 from woodshed.record.task import Task
-from woodshed.tasks.library.difficulty import Share, ever_solved
+from woodshed.tasks.library.difficulty import Share, ever_solved, rated_policy
 from woodshed.tasks.validate.check import Verdict
 
 from .harder import origins
@@ -37,7 +37,7 @@ class Limits:
 def newest(history: History) -> tuple[str, Share]:
     """Return (newest policy with version, share of its rollouts that solved the task). ValueError without ratings."""
     last = max(history.ratings, key=lambda r: r.date)
-    same = [r for r in history.ratings if (r.policy, r.version) == (last.policy, last.version)]
+    same = [r for r in history.ratings if rated_policy(r) == rated_policy(last)]
     share = Share(sum(r.solved for r in same), sum(r.rollouts for r in same))
     return f"{last.policy} version {last.version}", share
 
