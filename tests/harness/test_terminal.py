@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,25 @@ def test_step_mode_runs_refuses_and_takes_over(folder: Path) -> None:
     assert answers == ["1\tA = 1", "error: refused by the user", "typed by hand", "1\tA = 1", "1\tA = 1"]
 
 
+def test_step_mode_runs_no_call_because_of_a_line_that_it_does_not_know(folder: Path) -> None:
+    look = ("read_file", {"path": "a.py"})
+    _, _, script = drive(folder, call(look), call(look), say("bye"), step=True, lines=["no", "n", "s", "s typed"])
+    answers = [m["content"] for m in script.requests[-1]["messages"] if m["role"] == "tool"]
+    assert answers == ["error: refused by the user", "typed"]
+
+
+def test_an_interrupt_waits_for_no_line(folder: Path) -> None:
+    """Python ends without its daemon threads; for any other, Ctrl-C would wait until a line is typed."""
+    asked: list[bool] = []
+
+    def answer(prompt: str) -> str:
+        asked.append(threading.current_thread().daemon)
+        return "y" if "[y/N]" in prompt else ""
+
+    drive(folder, call(EDIT), say("bye"), step=True, ask=answer, lines=[])
+    assert asked == [True, True] and (folder / "a.py").read_text() == "A = 2\n"
+
+
 def test_a_person_may_go_on_talking(folder: Path) -> None:
     episode, _, script = drive(folder, say("done?"), say("done!"), talk=True, lines=["also b", ""])
     assert script.requests[1]["messages"][-1] == {"role": "user", "content": "also b"}
@@ -108,7 +128,7 @@ def test_tests_of_the_folder_run(folder: Path) -> None:
 def test_a_folder_that_changed_meanwhile_is_left_alone(folder: Path) -> None:
     def meanwhile(prompt: str) -> str:
         (folder / "a.py").write_text("A = 9\n")
-        return "y"
+        return "y" if "[y/N]" in prompt else ""
 
     with pytest.raises(FolderError, match="changed since the agent started; nothing was written"):
         drive(folder, call(EDIT), say("ok"), ask=meanwhile)

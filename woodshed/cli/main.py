@@ -81,7 +81,7 @@ def agent(
         str | None, typer.Option(help="Any OpenAI-compatible base URL instead of the run's policy")
     ] = None,
     model: Annotated[str, typer.Option(help="Model name for --endpoint")] = "default",
-    step: Annotated[bool, typer.Option(help="Wait for Enter before every call; type text to take over")] = False,
+    step: Annotated[bool, typer.Option(help="Ask before every call: run it, refuse it, or answer it yourself")] = False,
     temperature: Annotated[float, typer.Option(help="Sampling temperature")] = 1.0,
 ) -> None:
     """Watch or drive a policy on a task or a folder, through the harness it was trained in.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -64,7 +66,8 @@ class Driver:
     """An observer that shows every step and lets a person act.
 
     ``step``: ask before each call (enter runs it, ``s TEXT`` answers with TEXT instead of the tool, ``n`` refuses it,
-    ``a`` stops asking). ``talk``: when the agent is done, a typed line continues the conversation.
+    ``a`` stops asking; after any other line it asks again). ``talk``: when the agent is done, a typed line continues
+    the conversation.
     """
 
     def __init__(self, display: Display, ask: Ask, *, step: bool = False, talk: bool = False) -> None:
@@ -84,20 +87,52 @@ class Driver:
         return None
 
     async def _before_call(self) -> Reaction:
-        line = await self._line("  [enter] run  [s TEXT] answer yourself  [n] refuse  [a] run all: ")
-        if line is None or line == "a":
-            self.step = False
-        elif line == "n":
-            return ToolResult("error: refused by the user", "not_executed")
-        elif line.startswith("s "):
-            return ToolResult(line[2:])
-        return None
+        while True:
+            line = await self._line("  [enter] run  [s TEXT] answer yourself  [n] refuse  [a] run all: ")
+            if line is None or line == "a":
+                self.step = False
+                return None
+            if line == "n":
+                return ToolResult("error: refused by the user", "not_executed")
+            if line.startswith("s "):
+                return ToolResult(line[2:])
+            if not line:
+                return None
 
     async def _line(self, prompt: str) -> str | None:
+        line = await ask_line(self.ask, prompt)
+        return None if line is None else line.strip()
+
+
+async def ask_line(ask: Ask, prompt: str) -> str | None:
+    """Return the line that ``ask`` gets, None if there is no input.
+
+    It waits in a daemon thread: after Ctrl-C, the end of the program would wait for a line in any other.
+    """
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[str | None] = loop.create_future()
+
+    def settle(line: str | None, error: BaseException | None) -> None:
+        if answer.done():  # cancelled
+            return
+        if error is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(line)
+
+    def wait() -> None:
+        line, failure = None, None
         try:
-            return (await asyncio.to_thread(self.ask, prompt)).strip()
+            line = ask(prompt)
         except EOFError:
-            return None
+            pass
+        except BaseException as error:
+            failure = error
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(settle, line, failure)
+
+    threading.Thread(target=wait, name="ask", daemon=True).start()
+    return await answer
 
 
 def call_line(name: str, arguments: str) -> str:

@@ -17,7 +17,7 @@ from woodshed.record.walk import all_below
 from woodshed.sandbox.protocol import Sandbox
 from woodshed.sandbox.taskbox import first_commit
 
-from .display import Ask, Display, Driver, short
+from .display import Ask, Display, Driver, ask_line, short
 from .endpoint import ChatEndpoint
 from .episode import Episode
 from .loop import run_episode
@@ -166,7 +166,7 @@ async def work_on_folder(
     after = await box_files(box)
     _show_diff(console, unified(before, after))
     changes = changed(before, after)
-    if changes and (yes or _agrees(ask, f"write {len(changes)} changed files to {folder}? [y/N] ")):
+    if changes and (yes or await _agrees(ask, f"write {len(changes)} changed files to {folder}? [y/N] ")):
         if read_folder(folder) != before:
             raise FolderError(f"{folder}: changed since the agent started; nothing was written")
         write_back(folder, changes)
@@ -178,11 +178,8 @@ def asker(console: Console) -> Ask:
     return lambda prompt: console.input(Text(prompt, style="bold"))
 
 
-def _agrees(ask: Ask, question: str) -> bool:
-    try:
-        return ask(question).strip().lower() in ("y", "yes")
-    except EOFError:
-        return False
+async def _agrees(ask: Ask, question: str) -> bool:
+    return (await ask_line(ask, question) or "").strip().lower() in ("y", "yes")
 
 
 def _show_diff(console: Console, diff: str) -> None:
