@@ -100,6 +100,18 @@ def test_a_shard_without_rows_is_harmless(tmp_path: Path) -> None:
     same(found, make(0))
 
 
+def test_shards_without_an_index_are_not_taken_for_leftovers(tmp_path: Path) -> None:
+    store = TrajectoryStore(tmp_path)
+    store.add(make(0))
+    store.compact(1)
+    store.close()
+    for part in tmp_path.glob("index.sqlite*"):
+        part.unlink()
+    with pytest.raises(DirectoryError, match=r"index\.sqlite is missing"):
+        TrajectoryStore(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["shard-00000.parquet"]
+
+
 def test_segment_check_names_the_fault() -> None:
     segment = make(1).segments[0]
     segment.check()

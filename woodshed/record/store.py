@@ -133,13 +133,18 @@ class TrajectoryStore:
     """Trajectories under ``folder``; the index is SQLite there, or any SQLAlchemy ``url`` (``postgresql+psycopg://``).
 
     Safe for several threads of one process and for one writer beside readers in other processes. Every method raises
-    DirectoryError if the index is damaged, and those that read trajectories if a shard is, or is missing.
+    DirectoryError if the index is damaged, those that read trajectories if a shard is, or is missing, and the
+    constructor if there are shards and no index.
     """
 
     def __init__(self, folder: Path | str, url: str | None = None):
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._engine = sa.create_engine(url or f"sqlite:///{self.folder / 'index.sqlite'}")
+        index = self.folder / "index.sqlite"
+        if url is None and not index.exists() and any(self.folder.glob("shard-*.parquet")):
+            # With a new index every shard would be unused, and the next ``compact`` would remove it.
+            raise DirectoryError(f"{index} is missing; restore it, or start over in another folder")
+        self._engine = sa.create_engine(url or f"sqlite:///{index}")
         if self._engine.dialect.name == "sqlite":
             sa.event.listen(self._engine, "connect", _sqlite_pragmas)
             sa.event.listen(self._engine, "handle_error", self._name_damage)
