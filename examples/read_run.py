@@ -30,7 +30,7 @@ def main(folder: str) -> None:
     rates = {}
     for version in sorted(solved):
         # Samples of one task are not independent: the interval is over tasks, each with the mean of its rollouts.
-        rates[version] = bootstrap([float(np.mean(values)) for values in solved[version].values()])
+        rates[version] = bootstrap([float(np.mean(values)) for values in solved[version].values()], bounds=(0, 1))
         names = sorted({name for row in terms[version] for name in row})
         means = "  ".join(f"{n} {np.mean([row.get(n, 0.0) for row in terms[version]]):+.3f}" for n in names)
         print(f"{version:7}  {len(terms[version]):8}  {rates[version]}   {means}")

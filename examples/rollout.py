@@ -49,8 +49,10 @@ async def one_rollout(task: Task, policy: Policy, harness: HarnessSettings, laye
 
 if __name__ == "__main__":
     run = RunDirectory(Path(sys.argv[1] if len(sys.argv) > 1 else "runs/laptop"))
+    if not (run.policy("final") / "config.json").is_file():
+        sys.exit(f"{run.root} is not a finished run; give the folder that `woodshed run` wrote to")
     recipe, policy = load_recipe(run.recipe), load_policy(run.policy("final"))
-    task = load_split(run, recipe.tasks.main, "heldout")[0]
+    task = load_split(run, recipe.tasks.family, "heldout")[0]
     done = asyncio.run(one_rollout(task, policy, recipe.harness, layer_store()))
     for event in done.events:
         print(f"{event.turn:3}  {event.name} {event.arguments}  ->  {event.result[:60]!r}")

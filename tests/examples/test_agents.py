@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import importlib
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -15,10 +16,12 @@ from tests.gateway.parts import HERMES, ScriptedEngine
 from tests.grading import toy
 from tests.programs import play, recorded_as_sampled, served
 from tests.real_runs import SmokeRun
-from woodshed import HarnessSettings, LayerStore, Limits, Task, load_recipe, open_backend
+from woodshed import HarnessSettings, LayerStore, Limits, RunDirectory, Task, load_recipe, open_backend
 from woodshed.harness.settings import LimitSettings
+from woodshed.policy.hf import save_policy
 from woodshed.policy.scratch import new_policy
 from woodshed.policy.settings import PolicySettings
+from woodshed.recipe.load import dump_recipe
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 AGENT = Path(__file__).parents[1] / "program_agent.py"
@@ -82,6 +85,24 @@ def test_the_rollout_takes_fewer_than_thirty_lines_of_code() -> None:
             assert node.end_lineno is not None
             lines += node.end_lineno - node.lineno + 1
     assert 10 < lines < 30
+
+
+def test_one_rollout_on_a_task_of_ones_own_source(
+    toy_task: tuple[Task, LayerStore],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = RunDirectory(tmp_path / "run")
+    source = importlib.import_module("custom_source")
+    (task,) = source.wrong_operator(run.tasks("custom-heldout"), "heldout", 1, 0)
+    own = ['tasks.main="custom_source:wrong_operator"']
+    run.recipe.write_text(dump_recipe(load_recipe("smoke", own)))
+    size = PolicySettings(d_model=32, num_layers=1, num_heads=1, num_kv_heads=1, d_ff=64)
+    save_policy(new_policy(size, [task.instruction]), run.policy("final"))
+    monkeypatch.setattr(sys, "argv", ["rollout.py", str(run.root)])
+    runpy.run_path(str(EXAMPLES / "rollout.py"), run_name="__main__")
+    assert "tokens sampled, rewards {'outcome': 0.0}" in capsys.readouterr().out.splitlines()[-1]
 
 
 @pytest.mark.slow

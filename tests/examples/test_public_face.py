@@ -99,6 +99,25 @@ def test_the_notebook_plots_a_finished_run(smoke: SmokeRun, tmp_path: Path) -> N
     assert plots[1].endswith("effort outcome")
 
 
+def test_before_rl_the_notebook_says_that_there_is_nothing_to_read(tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_text('name = "own"\n')
+    command = [sys.executable, "-c", EXECUTE, str(EXAMPLES / "read_run.ipynb")]
+    environment = {**os.environ, "RUN": str(tmp_path), "MPLBACKEND": "Agg"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr == f"{tmp_path}: no training rollouts yet\n"
+
+
+def test_tasks_that_all_agree_leave_an_interval(tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_text('name = "own"\n')
+    store = TrajectoryStore(tmp_path / "trajectories")
+    for number in range(4):
+        store.add(replace(one(1.0), id=str(number), task=f"t{number}", outcome=woodshed.Outcome(resolved=True)))
+    store.close()
+    command = [sys.executable, str(EXAMPLES / "read_run.py"), str(tmp_path)]
+    printed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert "1.000 [0.398, 1.000]" in printed
+
+
 def test_the_notebook_is_committed_without_outputs() -> None:
     notebook = json.loads((EXAMPLES / "read_run.ipynb").read_text("utf-8"))
     code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
