@@ -150,8 +150,8 @@ class TrajectoryStore:
             sa.event.listen(self._engine, "handle_error", self._name_damage)
         with self._engine.begin() as connection:  # create_all fails if another process creates the table meanwhile
             connection.execute(sa.schema.CreateTable(_table, if_not_exists=True))
-            for index in sorted(_table.indexes, key=lambda index: str(index.name)):
-                connection.execute(sa.schema.CreateIndex(index, if_not_exists=True))
+            for each in sorted(_table.indexes, key=lambda each: str(each.name)):
+                connection.execute(sa.schema.CreateIndex(each, if_not_exists=True))
         self._compress = threading.local()
 
     def _name_damage(self, context: sa.engine.ExceptionContext) -> None:
