@@ -186,6 +186,23 @@ def test_choices_that_were_lost_are_given_again() -> None:
     run(engine, test, format="hermes")
 
 
+def test_choices_that_an_error_of_another_ends_do_not_count_as_cancelled() -> None:
+    said: list[list[int]] = []
+
+    def fails(prompt: list[int]) -> list[int]:
+        said.append(prompt)
+        if len(said) == 2:
+            raise EngineError("out of memory")
+        return HERMES.encode("a<|im_end|>", allow_special=True)
+
+    async def test(site: Site) -> None:
+        assert (await site.chat(n=3)).status_code == 500
+        metrics = site.app.state.gateway.metrics
+        assert metrics.cancelled == 0 and metrics.turns == 0
+
+    run(ScriptedEngine(fails), test, format="hermes")
+
+
 def test_lost_choices_are_given_again_although_fewer_tokens_are_left() -> None:
     engine = ScriptedEngine(replies(*(f"choice {i}<|im_end|>" for i in range(6)), tokenizer=HERMES))
 

@@ -37,6 +37,16 @@ async def run_choices(
     Nothing is recorded before all choices are sampled. An error in one choice, or a client that disconnects, ends them
     all; the tokens sampled until then count against the key's limits. Raises ApiError.
     """
+    try:
+        return await _run_choices(turns, trajectory, request, listeners)
+    except (asyncio.CancelledError, ApiError) as error:
+        turns.metrics.cancelled += not isinstance(error, ApiError) or error.code == "trajectory_closed"
+        raise
+
+
+async def _run_choices(
+    turns: Turns, trajectory: OpenTrajectory, request: Request, listeners: Sequence[Listener]
+) -> list[Answer]:
     count = request.choices
     listening: Sequence[Listener | None] = listeners or [None] * count
     if count == 1:

@@ -222,7 +222,6 @@ class Turns:
                 unrecorded = False
             return answer
         except asyncio.CancelledError:
-            self.metrics.cancelled += 1
             if trajectory.closed:
                 raise ApiError(409, "trajectory_closed", "the trajectory was closed while this request ran") from None
             self._abandon(trajectory, counter.tokens)
