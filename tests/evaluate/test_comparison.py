@@ -117,6 +117,17 @@ def test_an_axis_is_marked_only_with_enough_tasks(tasks: int, mark: str) -> None
     assert shown["changed lines over those of the reference, if solved"] == "2.000"
 
 
+def test_a_policy_is_shown_by_its_whole_name() -> None:
+    """Folders and models are named by others; rich would take what is in brackets for a style."""
+    names = ["sft[red]", "sft[blue]", "rl[/]"]
+    settings = {"seed": 0, "samples": 2, "suites": {"s": {}}, "policies": {}}
+    found = [policy(name, {"t1": [True, False]}) for name in names]
+    results = compute_results(found, [Suite("s", "s", ())], settings, baselines=names[:1])
+    shown = StringIO()
+    print_results(results, Console(file=shown, width=200, no_color=True))
+    assert all(name in shown.getvalue().splitlines()[1] for name in names)
+
+
 def test_flagged_episodes_are_counted_among_those_that_ended() -> None:
     flagged = policy("a", {"t1": [True, None], "t2": [False, False]}, flagged=("deletes_tests",))
     settings = {"seed": 0, "samples": 2, "suites": {"s": {}}, "policies": {}}

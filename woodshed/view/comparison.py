@@ -222,7 +222,7 @@ def _cell(text: str) -> str:
 
 
 def _rich(cells: Cells) -> Table:
-    table = Table(*cells[0])
+    table = Table(*_escaped(cells[0]))
     for row in cells[1:]:
         table.add_row(*_escaped(row))
     return table
