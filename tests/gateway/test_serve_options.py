@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from typer.testing import CliRunner
 
 import woodshed.engine.remote.service
 import woodshed.gateway.serve
 from woodshed.cli.main import app
+from woodshed.cluster.service import Announce, listen
 from woodshed.engine.settings import EngineServerSettings
 from woodshed.gateway.settings import GatewaySettings
 
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The settings that a server would have been started with."""
+    """The settings that a server would have been started with. It takes port 4321."""
     seen: list[Any] = []
+
+    def main(settings: Any, announce: Announce) -> None:
+        seen.append(settings)
+        announce("http://127.0.0.1:4321")
+
     monkeypatch.setenv("WOODSHED_ADMIN_KEY", "a-key-that-is-long-enough")
-    monkeypatch.setattr(woodshed.gateway.serve, "main", seen.append)
-    monkeypatch.setattr(woodshed.engine.remote.service, "main", seen.append)
+    monkeypatch.setattr(woodshed.gateway.serve, "main", main)
+    monkeypatch.setattr(woodshed.engine.remote.service, "main", main)
     return seen
 
 
@@ -48,6 +57,28 @@ def test_options_reach_an_engine(served: list[Any]) -> None:
     (settings,) = served
     assert isinstance(settings, EngineServerSettings)
     assert (settings.engine.threads, settings.engine.max_running, settings.weights) == (3, 5, None)
+
+
+def test_a_free_port_is_told(served: list[Any]) -> None:
+    async def answered() -> int:
+        async def empty(scope: Any, receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 204, "headers": []})
+            await send({"type": "http.response.body"})
+
+        url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        async with contextlib.AsyncExitStack() as stack:
+            serving = asyncio.create_task(
+                listen(empty, host="127.0.0.1", port=0, shutdown_seconds=1, stack=stack, announce=url.set_result)
+            )
+            async with httpx.AsyncClient(trust_env=False) as client:
+                status = (await client.get(await url)).status_code
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+            return status
+
+    assert asyncio.run(answered()) == 204
+    for command, said in (("serve", "http://127.0.0.1:4321/v1; admin key"), ("engine", "http://127.0.0.1:4321; admin")):
+        assert said in CliRunner().invoke(app, [command, "policy", "--port", "0"]).output
 
 
 @pytest.mark.parametrize(

@@ -55,9 +55,12 @@ def boxes(
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise _fail(ValueError(f"--{str(first['loc'][-1]).removesuffix('_seconds')}: {first['msg']}")) from None
-    Console().print(f"{backend} boxes on http://{host}:{port}; layers and logs in {place}", soft_wrap=True)
+
+    def announce(url: str) -> None:
+        Console().print(f"{backend} boxes on {url}; layers and logs in {place}", soft_wrap=True)
+
     try:
-        main(settings)
+        main(settings, announce)
     except (ValueError, OSError, SandboxError) as error:
         raise _fail(error) from None
 

@@ -179,9 +179,12 @@ def serve(
     except ValueError as error:
         raise _fail(error) from None
     key = _admin_key()
-    Console().print(f"serving {policy} on http://{settings.host}:{settings.port}/v1; admin key: {key}", soft_wrap=True)
+
+    def announce(url: str) -> None:
+        Console().print(f"serving {policy} on {url}/v1; admin key: {key}", soft_wrap=True)
+
     try:
-        main(settings)
+        main(settings, announce)
     except (ValueError, OSError, RuntimeError) as error:
         raise _fail(error) from None
 
@@ -216,9 +219,12 @@ def engine(
     except ValueError as error:
         raise _fail(error) from None
     key = _admin_key()
-    Console().print(f"engine of {policy} on http://{host}:{port}; admin key: {key}", soft_wrap=True)
+
+    def announce(url: str) -> None:
+        Console().print(f"engine of {policy} on {url}; admin key: {key}", soft_wrap=True)
+
     try:
-        main(settings)
+        main(settings, announce)
     except (ValueError, OSError, RuntimeError) as error:
         raise _fail(error) from None
 

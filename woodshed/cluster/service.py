@@ -20,6 +20,9 @@ from woodshed.record.atomic import write_whole
 
 ADMIN_VARIABLE = "WOODSHED_ADMIN_KEY"
 
+Announce = Callable[[str], None]
+"""Is called with the URL of a service once it answers."""
+
 
 def key_hash(key: str) -> bytes:
     """SHA-256 of a key. Keys are 256 random bits, so neither salt nor stretching would add anything."""
@@ -68,12 +71,13 @@ async def listen(
     stack: contextlib.AsyncExitStack,
     ready_file: Path | None = None,
     stopped: Callable[[], Awaitable[None]] | None = None,
+    announce: Announce | None = None,
 ) -> None:
     """Serve ``app`` until SIGTERM or SIGINT; requests still running then have ``shutdown_seconds`` to end.
 
-    Port 0 takes a free one. Once the service answers, ``ready_file`` is written as JSON ``{"url", "pid"}``. ``stopped``
-    waits for what the service cannot do without and raises the reason when it stops; this ends the service. Raises
-    OSError if the address cannot be bound.
+    Port 0 takes a free one. Once the service answers, ``ready_file`` is written as JSON ``{"url", "pid"}`` and
+    ``announce`` is called. ``stopped`` waits for what the service cannot do without and raises the reason when it
+    stops; this ends the service. Raises OSError if the address cannot be bound.
     """
     listener = socket.create_server((host, port), backlog=1024)
     stack.callback(listener.close)
@@ -91,9 +95,11 @@ async def listen(
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     while not server.started and not serving.done():
         await asyncio.sleep(0.005)
+    url = f"http://{host}:{listener.getsockname()[1]}"
     if ready_file is not None:
-        url = f"http://{host}:{listener.getsockname()[1]}"
         write_whole(ready_file, json.dumps({"url": url, "pid": os.getpid()}))
+    if announce is not None and server.started:
+        announce(url)
     if stopped is not None:
         stopping = asyncio.ensure_future(stopped())
         stack.callback(stopping.cancel)

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from woodshed.cluster.service import read_admin_key
+from woodshed.cluster.service import Announce, read_admin_key
 from woodshed.engine.protocol import Engine, EngineError
 from woodshed.policy.formats.base import ChatFormat
 from woodshed.policy.tokenizer import Tokenizer
@@ -29,15 +29,15 @@ VLLM = "vllm+"
 """Prefix of the addresses of vLLM servers."""
 
 
-def main(settings: GatewaySettings) -> None:
+def main(settings: GatewaySettings, announce: Announce | None = None) -> None:
     """Serve until SIGTERM or SIGINT. Raises ValueError, FileNotFoundError or OSError before the first request,
     EngineClosed if the engine in this process stops."""
     import uvloop
 
-    uvloop.run(serve(settings))
+    uvloop.run(serve(settings, announce))
 
 
-async def serve(settings: GatewaySettings) -> None:
+async def serve(settings: GatewaySettings, announce: Announce | None = None) -> None:
     """Load the policy, follow its weight chain and serve, in the running event loop."""
     if settings.policy is None:
         raise ValueError("gateway.policy is not set; name the policy's directory with --policy")
@@ -77,6 +77,7 @@ async def serve(settings: GatewaySettings) -> None:
             ready_file=settings.ready_file,
             stack=stack,
             stopped=stopped,
+            announce=announce,
         )
 
 

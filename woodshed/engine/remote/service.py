@@ -32,7 +32,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from woodshed.cluster.service import CONTENT_TYPE, AdminKey, bearer, engine_lines, read_admin_key
+from woodshed.cluster.service import CONTENT_TYPE, AdminKey, Announce, bearer, engine_lines, read_admin_key
 from woodshed.engine.local import LocalEngine
 from woodshed.engine.protocol import EngineClosed, EngineError
 from woodshed.engine.settings import EngineServerSettings
@@ -145,15 +145,15 @@ class _Service:
             raise _Refused(401, EngineError("this route needs the engine's admin key"))
 
 
-def main(settings: EngineServerSettings) -> None:
+def main(settings: EngineServerSettings, announce: Announce | None = None) -> None:
     """Serve until SIGTERM or SIGINT. Raises ValueError, FileNotFoundError or OSError before the first request,
     EngineClosed if the engine stops."""
     import uvloop
 
-    uvloop.run(serve(settings))
+    uvloop.run(serve(settings, announce))
 
 
-async def serve(settings: EngineServerSettings) -> None:
+async def serve(settings: EngineServerSettings, announce: Announce | None = None) -> None:
     """Load the policy, catch up with its weight chain and serve, in the running event loop."""
     admin_key = read_admin_key(settings.admin_key_file)
 
@@ -172,6 +172,7 @@ async def serve(settings: EngineServerSettings) -> None:
             ready_file=settings.ready_file,
             stack=stack,
             stopped=opened.engine.stopped,
+            announce=announce,
         )
 
 

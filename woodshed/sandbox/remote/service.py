@@ -32,7 +32,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from woodshed.cluster.service import CONTENT_TYPE, AdminKey, bearer, metric, read_admin_key
+from woodshed.cluster.service import CONTENT_TYPE, AdminKey, Announce, bearer, metric, read_admin_key
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.opening import open_pool
 from woodshed.sandbox.pool import Pool
@@ -221,14 +221,14 @@ def _token(head: dict[str, Any]) -> str:
     return value
 
 
-def main(settings: BoxServerSettings) -> None:
+def main(settings: BoxServerSettings, announce: Announce | None = None) -> None:
     """Serve until SIGTERM or SIGINT. Raises ValueError, SandboxError or OSError before the first request."""
     import uvloop
 
-    uvloop.run(serve(settings))
+    uvloop.run(serve(settings, announce))
 
 
-async def serve(settings: BoxServerSettings) -> None:
+async def serve(settings: BoxServerSettings, announce: Announce | None = None) -> None:
     """Serve in the running event loop. Raises ValueError if the backend does not work here."""
     from woodshed.cluster.service import listen
 
@@ -250,4 +250,5 @@ async def serve(settings: BoxServerSettings) -> None:
             port=settings.port,
             shutdown_seconds=settings.shutdown_seconds,
             stack=stack,
+            announce=announce,
         )
