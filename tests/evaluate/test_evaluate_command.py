@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -23,7 +24,7 @@ from woodshed.grading.heldout import EndlessError
 from woodshed.grading.verify import grade
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Outcome
-from woodshed.run.evaluation.plan import Wishes
+from woodshed.run.evaluation.plan import Wishes, check_wishes
 from woodshed.run.evaluation.policies import EvaluationError, resolve_policies
 from woodshed.run.evaluation.regrade import regrade
 from woodshed.run.evaluation.run import evaluate_policies
@@ -177,6 +178,13 @@ def test_a_disk_that_fills_up_again_and_again(server: ScriptedServer, tasks: lis
     for one, other in zip(found["policies"], undisturbed["policies"], strict=True):
         for same in ("pass1", "episodes", "infra_errors", "reasons", "cheats", "axes"):
             assert one[same] == other[same], same
+
+
+@pytest.mark.parametrize("at", [(-0.1,), (math.nan,), (math.inf,), (0.5, 0.5)])
+def test_a_temperature_is_a_number_that_is_given_once(at: tuple[float, ...], tmp_path: Path) -> None:
+    development = "0.2" if len(at) > 1 else ""
+    with pytest.raises(EvaluationError, match="--temperature: give each temperature once, none below 0"):
+        check_wishes(Wishes(tmp_path, ("p",), ("s",), temperatures=at, development=development))
 
 
 def test_a_temperature_is_chosen_on_other_tasks(server: ScriptedServer, tasks: list[Task], tmp_path: Path) -> None:

@@ -187,7 +187,7 @@ def check_wishes(wishes: Wishes) -> None:
         raise EvaluationError("--development: there is nothing to choose; give several temperatures (0.3,0.6,1.0)")
     if (
         not wishes.temperatures
-        or min(wishes.temperatures) < 0
+        or not all(0 <= temperature < math.inf for temperature in wishes.temperatures)
         or len(set(wishes.temperatures)) < len(wishes.temperatures)
     ):
         raise EvaluationError("--temperature: give each temperature once, none below 0")
