@@ -66,6 +66,14 @@ def test_a_fresh_run_is_checked_before_an_earlier_one_is_deleted(tmp_path: Path,
         assert run.stage_result("sft") is not None
 
 
+def test_a_file_is_no_run_directory(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    for out in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(RunError, match=f"{out} cannot be used as run directory: "):
+            run_recipe(SMOKE, out=out, overrides=[], fresh=False, console=Console())
+    assert (tmp_path / "file").read_text() == "mine"
+
+
 def test_an_algorithm_is_loaded_before_anything_starts(tmp_path: Path) -> None:
     for override, said in (
         ('rl.algorithm="nowhere:Mine"', "rl.algorithm: 'nowhere:Mine' cannot be loaded"),

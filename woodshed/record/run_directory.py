@@ -141,7 +141,7 @@ class RunDirectory:
 def _read_object(path: Path) -> dict[str, Any] | None:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except ValueError as error:
         value = f"not JSON: {error}"
