@@ -21,6 +21,8 @@ from woodshed.evaluate.power import (
 )
 from woodshed.evaluate.statistics import bootstrap, paired_gain, t_quantile
 from woodshed.evaluate.suites.base import Suite
+from woodshed.run.evaluation.planning import measured
+from woodshed.run.evaluation.policies import EvaluationError
 from woodshed.run.evaluation.results import compute_results
 
 
@@ -136,3 +138,14 @@ def test_the_interval_of_a_few_tasks_covers() -> None:
     assert plain / 1500 < 0.92 and covered / 1500 == pytest.approx(0.95, abs=0.02)
     gain = paired_gain([0.0, 0.5, 0.0], [0.5, 0.5, 1.0])
     assert gain.mean == pytest.approx(0.5) and gain.low < 0.05 and gain.high > 0.95
+
+
+@pytest.mark.parametrize("solved", [{"a": 0}, {"a": 4, "b": 4}, {"a": 4, "b": 0}])
+def test_a_plan_needs_an_evaluation_in_which_samples_differ(solved: dict[str, int]) -> None:
+    """Without any variance, one task with one sample would show every difference."""
+    tasks = {str(task): {name: [count, 4] for name, count in solved.items()} for task in range(8)}
+    results = {"policies": [{"name": name} for name in solved], "tasks": {"suite": tasks}}
+    with pytest.raises(EvaluationError, match="--from here: all samples of every task agree"):
+        measured(results, "here")
+    tasks["0"]["a"] = [1, 4]
+    assert measured(results, "here")[0].within > 0

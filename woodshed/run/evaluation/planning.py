@@ -89,6 +89,11 @@ def measured(results: Mapping[str, Any], where: str) -> tuple[Spread, str]:
     except ValueError as error:
         raise EvaluationError(f"--from {where}: {error}") from None
     mean = Spread(sum(each.between for each in found) / len(found), sum(each.within for each in found) / len(found))
+    if not (mean.between or mean.within):
+        raise EvaluationError(
+            f"--from {where}: all samples of every task agree, which says nothing about variances; plan from "
+            "assumptions (--rate, --task-sd, --difference-sd)"
+        )
     said = f"as measured in {where}" + ("" if len(names) > 1 else " (one policy: tasks are taken to gain alike)")
     return mean, said
 
