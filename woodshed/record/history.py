@@ -17,6 +17,8 @@ from .task import HISTORY, Task, TaskError
 
 Status = Literal["in use", "retired", "quarantined", "broken"]
 _STATUSES = get_args(Status)
+BASELINES = frozenset({"other-sft", "sample", "rejection"})
+"""Kinds of ratings by the baselines of a run, which are sampled after RL from policies that come before it."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,11 @@ class Rating:
     checkpoint: str = ""
     turns: float = 0.0
     thinking_tokens: float = 0.0
+
+    @property
+    def baseline(self) -> bool:
+        """True for a rating by a baseline of a run, on its development tasks (``rejection-dev-0.3``) too."""
+        return self.kind.partition("-dev-")[0] in BASELINES
 
     def __post_init__(self) -> None:
         if not 0 <= self.solved <= self.rollouts or self.rollouts < 1:

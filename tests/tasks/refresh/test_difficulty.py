@@ -7,7 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from woodshed.record.history import History, Mark, Rating
+from woodshed.evaluate import arms
+from woodshed.record.history import BASELINES, History, Mark, Rating
+from woodshed.stages.baselines import SAMPLE
 from woodshed.tasks.library.difficulty import Share, ever_solved, lines_of, spread
 from woodshed.tasks.library.refresh.decide import newest
 
@@ -62,3 +64,13 @@ def test_policies_of_one_version_are_told_apart() -> None:
     assert (after.kind, after.rollouts, after.always) == ("after", 2, Share(1, 1))
     trained = [replace(rating(name, solved, 8), checkpoint=name) for name, solved in (("a", 0), ("b", 8))]
     assert newest(History((trained[0], replace(trained[1], date="2026-02-02T00:00:00Z"))))[1] == Share(8, 8)
+
+
+def test_a_baseline_is_not_the_newest_policy_of_its_run() -> None:
+    """Baselines are sampled after RL, from the policy before it."""
+    assert {arms.OTHER, arms.REJECTION, SAMPLE} == BASELINES
+    trained = replace(rating("a", 8, 8, 3), kind="train")
+    sampled = replace(rating("b", 1, 8), kind=SAMPLE, date="2026-02-02T00:00:00Z")
+    assert newest(History((trained, sampled))) == ("p version 3", Share(8, 8))
+    assert newest(History((sampled,)))[1] == Share(1, 8)
+    assert newest(History((trained, replace(sampled, kind="rejection-dev-0.3"))))[1] == Share(8, 8)

@@ -35,8 +35,9 @@ class Limits:
 
 
 def newest(history: History) -> tuple[str, Share]:
-    """Return (newest policy with version, share of its rollouts that solved the task). ValueError without ratings."""
-    last = max(history.ratings, key=lambda r: r.date)
+    """Return (newest policy with version, share of its rollouts that solved the task). A run's baselines count only
+    where no other policy was rated. ValueError without ratings."""
+    last = max(history.ratings, key=lambda r: (not r.baseline, r.date))
     same = [r for r in history.ratings if rated_policy(r) == rated_policy(last)]
     share = Share(sum(r.solved for r in same), sum(r.rollouts for r in same))
     return f"{last.policy} version {last.version}", share
