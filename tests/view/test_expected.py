@@ -88,6 +88,9 @@ def test_smoothing_is_the_mean_of_the_last_values() -> None:
     for window in (1, 7, 60):
         want = [values[max(0, i + 1 - window) : i + 1].mean() for i in range(50)]
         np.testing.assert_allclose(smoothed(values, window), want, atol=1e-12)
+        broken = np.where(np.arange(50) == 3, np.nan, values)
+        unknown = np.isnan(smoothed(broken, window))
+        assert unknown[3 : 3 + window].all() and unknown.sum() == min(window, len(values) - 3), "only its windows"
 
 
 def test_a_file_comes_back_as_it_was(tmp_path: Path) -> None:
@@ -123,13 +126,15 @@ def test_a_damaged_file_is_an_error_of_one_line(tmp_path: Path, monkeypatch: pyt
         run_recipe(SMOKE, out=tmp_path / "run", overrides=[], fresh=False, console=Console(quiet=True))
 
 
-@pytest.mark.parametrize("losses", [[5.0, 4.0, math.nan, 3.0], [math.nan, math.nan], [math.inf, 1.0]])
-def test_a_curve_is_drawn_though_a_value_is_no_number(tmp_path: Path, losses: list[float]) -> None:
+@pytest.mark.parametrize(
+    ("losses", "last"), [([5.0, 4.0, math.nan, 3.0], "3"), ([math.nan, math.nan], "nan"), ([math.inf, 1.0], "1")]
+)
+def test_a_curve_is_drawn_though_a_value_is_no_number(tmp_path: Path, losses: list[float], last: str) -> None:
     (tmp_path / "metrics").mkdir()
     rows = [json.dumps({"step": step, "loss": loss}) for step, loss in enumerate(losses, 1)]
     (tmp_path / "metrics" / "pretrain.jsonl").write_text("\n".join(rows))
     line = CurveWatch(tmp_path, None).drawn("pretrain")
-    assert "×" in line and line.endswith(" nan")
+    assert "×" in line and line.endswith(f" {last}")
 
 
 def test_the_watch_tells_each_departure_once_and_draws(tmp_path: Path) -> None:

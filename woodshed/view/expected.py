@@ -135,11 +135,18 @@ def read_curve(root: Path, name: str) -> tuple[NDArray[np.int64], NDArray[np.flo
 
 
 def smoothed(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
-    """Return the running mean over the last ``window`` values (fewer at the beginning)."""
-    sums = np.concatenate(([0.0], np.cumsum(values)))
+    """Return the running mean over the last ``window`` values (fewer at the beginning); nan for windows with a value
+    that is not finite."""
     ends = np.arange(1, len(values) + 1)
     starts = np.maximum(0, ends - window)
-    return (sums[ends] - sums[starts]) / (ends - starts)
+
+    def summed(each: NDArray[np.float64]) -> NDArray[np.float64]:
+        sums = np.concatenate(([0.0], np.cumsum(each)))
+        return sums[ends] - sums[starts]
+
+    finite = np.isfinite(values)
+    means = summed(np.where(finite, values, 0.0)) / (ends - starts)
+    return np.where(summed((~finite).astype(np.float64)) == 0, means, np.nan)
 
 
 def band_of(runs: Sequence[tuple[NDArray[np.int64], NDArray[np.float64]]], least: float) -> Band | None:
