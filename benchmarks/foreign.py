@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from recipe_runs import figures_of, learned, over_seeds, run_recipe, stage_minutes
+from recipe_runs import earlier_seeds, figures_of, learned, over_seeds, run_recipe, stage_minutes
 from result import RESULTS, commit, write_result
 
 from woodshed.evaluate.arms import AFTER, stage_of
@@ -128,7 +128,7 @@ def main() -> None:
     parser.add_argument("--add", action="store_true", help="keep the other seeds of the result")
     parser.add_argument("--out", type=Path, default=RESULTS / "foreign.json", help="the result; default: %(default)s")
     args = parser.parse_args()
-    detail: dict[str, Any] = json.loads(args.out.read_text())["detail"] if args.add else {}
+    detail: dict[str, Any] = earlier_seeds(args.out) if args.add else {}
     for seed in args.seeds:
         policy, out = args.work / f"policy{seed}", args.work / f"seed{seed}"
         shown = args.work / f"shown{seed}.jsonl"

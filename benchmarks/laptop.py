@@ -5,8 +5,8 @@ Each seed draws its own tasks, demonstrations, initial weights and samples; deve
 in all. Every policy is sampled at its best temperature on the development tasks; a gain is over the best of the
 baselines, paired by task. Use an idle machine: the minutes are wall-clock minutes of the main job, without the
 baselines, which come after it. Finished runs under ``--work`` are not run again. Interrupted ones are continued, and
-their minutes are not known. With ``--add``, seeds that the result has already are kept: so they can be run one by
-one.
+their minutes are not known. With ``--add``, seeds that the result has already are kept, so each can be run
+alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from recipe_runs import figures_of, learned, over_seeds, run_recipe, stage_minutes
+from recipe_runs import earlier_seeds, figures_of, learned, over_seeds, run_recipe, stage_minutes
 from result import RESULTS, commit, write_result
 
 from woodshed.evaluate.arms import ALONE, OTHER, REJECTION, stage_of
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=None, help="instead of results/RECIPE.json")
     args = parser.parse_args()
     work, path = args.work or Path(f"runs/bench-{args.recipe}"), args.out or RESULTS / f"{args.recipe}.json"
-    detail: dict[str, Any] = json.loads(path.read_text())["detail"] if args.add else {}
+    detail: dict[str, Any] = earlier_seeds(path) if args.add else {}
     for seed in args.seeds:
         out = work / f"seed{seed}"
         run, measured = RunDirectory(out.absolute()), out / "minutes.json"

@@ -118,6 +118,11 @@ def figures_of(run: Learned) -> dict[str, float | None]:
     }
 
 
+def earlier_seeds(path: Path) -> dict[str, Any]:
+    """Return what the result ``path`` says of each seed; nothing if there is no result yet."""
+    return json.loads(path.read_text())["detail"] if path.exists() else {}
+
+
 def over_seeds(rows: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
     """Return the figures of several seeds, given those of each: the mean or maximum of what is called so, the mean of
     shares of later attempts, and the minimum of the rest. A figure that is unknown for one seed, or that one seed does

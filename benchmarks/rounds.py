@@ -10,12 +10,11 @@ continued; with ``--add``, seeds that the result has already are kept.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 from async_rl import branch
-from recipe_runs import interval, learned, over_seeds, run_recipe
+from recipe_runs import earlier_seeds, interval, learned, over_seeds, run_recipe
 from result import RESULTS, commit, write_result
 
 from woodshed.evaluate.arms import AFTER, REJECTION
@@ -33,7 +32,7 @@ def main() -> None:
     parser.add_argument("--add", action="store_true", help="keep the other seeds of the result")
     parser.add_argument("--out", type=Path, default=RESULTS / "rounds.json", help="the result; default: %(default)s")
     args = parser.parse_args()
-    detail: dict[str, Any] = json.loads(args.out.read_text())["detail"] if args.add else {}
+    detail: dict[str, Any] = earlier_seeds(args.out) if args.add else {}
     for seed in args.seeds:
         base = RunDirectory((args.base / f"seed{seed}").absolute())
         run = RunDirectory((args.work / f"seed{seed}").absolute())

@@ -179,7 +179,7 @@ def trained_on(root: Path) -> list[Trajectory]:
 
 
 def infra_errors(root: Path) -> list[str]:
-    """Of episodes that were given up after ``rl.attempts`` tries; they are stored, and masked."""
+    """Return the errors of episodes that were given up after ``rl.attempts`` tries; they are stored, and masked."""
     return [t.error for t in trained_on(root) if t.status == "infra_error"]
 
 

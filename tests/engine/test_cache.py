@@ -36,7 +36,7 @@ def holds(held: RowCache, row: int, of: int, length: int) -> bool:
 
 
 def filled(rows: int, **settings) -> RowCache:
-    """Of ``rows`` sessions, the first with 5 tokens, each with one more up to 12."""
+    """A cache of ``rows`` sessions, the first with 5 tokens, each with one more up to 12."""
     held = cache(**settings)
     for session in range(rows):
         fill(held, held.acquire(str(session), 16), 5 + session % 8)

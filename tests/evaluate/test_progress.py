@@ -7,7 +7,7 @@ from woodshed.evaluate.run import _Tally
 TASKS = [SimpleNamespace(name=f"t{n}") for n in range(3)]
 WANTED = [(task, f"{task.name}:{k}") for task in TASKS for k in range(4)]
 SOLVED = {"t0": 1, "t1": 4, "t2": 0}
-"""Of the four samples of each task; the solved ones end first."""
+"""Four samples of each task; the solved ones end first."""
 
 
 def test_the_rate_is_over_tasks_whose_samples_are_all_in() -> None:

@@ -200,7 +200,7 @@ async def ground(folder: Path, layers: LayerStore, make: Callable[[Path], Backen
 
 
 def first_process(backend: Any) -> int:
-    """Of the youngest box, as the host sees it."""
+    """Return the first process of the youngest box, as the host sees it."""
     with open(f"/proc/{backend.pid}/task/{backend.pid}/children") as file:
         return int(file.read().split()[-1])
 

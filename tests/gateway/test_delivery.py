@@ -19,7 +19,7 @@ from .sockets import listening
 
 
 def content(response: httpx.Response) -> str:
-    """Of a reply, streamed or whole."""
+    """The reply may be streamed or whole."""
     if response.headers["content-type"] == "application/json":
         return str(response.json()["choices"][0]["message"]["content"])
     chunks = [json.loads(line[6:]) for line in response.text.split("\n\n") if line and line != "data: [DONE]"]

@@ -22,7 +22,7 @@ from woodshed.rollout.failures import INFRA
 
 EFFORT = ("turns", "sampled_tokens", "test_runs", "edits", "invalid_calls")
 UNCOUNTED = ("test_runs", "edits")
-"""Of ``EFFORT``, what is not known of an agent program, and 0 in its records."""
+"""Figures of ``EFFORT`` that are unknown for an agent program; its records hold 0."""
 
 
 @dataclass

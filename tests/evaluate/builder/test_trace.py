@@ -128,9 +128,16 @@ def test_only_live_trajectories_and_accepted_edits_are_sessions() -> None:
 def test_a_report_of_an_error_is_what_the_user_asks_for() -> None:
     said = ["Error: split(-1, 3) loses a cent", "error: no call: every reply must call a tool", "Thanks"]
     live = Trajectory(
-        id="t", task="", group="", source="live", harness_hash="", policy="p", status="submitted",
-        messages=[{"role": "user", "content": text} for text in said], labels={"repository": HERE},
-    )  # fmt: skip
+        id="t",
+        task="",
+        group="",
+        source="live",
+        harness_hash="",
+        policy="p",
+        status="submitted",
+        messages=[{"role": "user", "content": text} for text in said],
+        labels={"repository": HERE},
+    )
     found = session_of(live)
     assert found is not None and found.asked == (said[0], "Thanks")
 

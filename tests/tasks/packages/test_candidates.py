@@ -132,7 +132,7 @@ def test_what_no_test_can_do_without_is_not_deleted() -> None:
 
 
 def test_tasks_of_a_seed_stay_the_same() -> None:
-    """Of single changes; whoever built a folder before gets the same one again."""
+    """The order of single changes: whoever built a folder before gets the same one again."""
     assert [c.slug for c in candidates(PackageTaskSettings(seed=3), SUITE, WORKSPACE)] == [
         "tinyshapes-diagonal-mutate-48a4e507",
         "tinyshapes-box---init-delete-8e6816d8",

@@ -55,7 +55,7 @@ def test_tasks_are_the_unit() -> None:
 
 
 def test_policies_of_one_version_are_told_apart() -> None:
-    """Of a run, the baselines and a result fine-tuned on what RL solved have version 0, as what RL starts from."""
+    """A run's baselines have version 0, like the policy that RL starts from. So does SFT on what RL solved."""
     rated = History(
         tuple(replace(rating(kind, solved, 2), kind=kind) for kind, solved in (("before", 0), ("after", 2)))
     )

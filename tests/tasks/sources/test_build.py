@@ -309,7 +309,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 
 def test_tests_that_anything_passes_make_no_task(place: Place, tmp_path: Path) -> None:
-    """Of two functions one has a single answer for every input that is asked."""
+    """One of two functions has a single answer for every input that is asked."""
     code = (
         'def valid(text):\n    """Says."""\n    found = text.strip()\n    size = len(found)\n    if size > 90:\n'
         "        size = 90\n    return size > 0\n\n\n"

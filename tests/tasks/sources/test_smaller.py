@@ -44,7 +44,7 @@ def poster(words, strict=False):
 
 
 def width(words):
-    """Of the longest word, and one more for each."""
+    """The longest word counts, and each adds one."""
     longest = max(len(word) for word in words)
     return longest + len(words)
 
