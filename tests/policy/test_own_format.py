@@ -139,7 +139,7 @@ def test_mistakes_are_named_when_settings_are_loaded(tmp_path: Path, reference: 
 def test_serve_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[GatewaySettings] = []
     monkeypatch.setenv("WOODSHED_ADMIN_KEY", "a-key-that-is-long-enough")
-    monkeypatch.setattr(woodshed.gateway.serve, "main", seen.append)
+    monkeypatch.setattr(woodshed.gateway.serve, "main", lambda settings, announce: seen.append(settings))
     done = CliRunner().invoke(app, ["serve", str(tmp_path / "policy"), "--format", REFERENCE])
     assert done.exit_code == 0, done.output
     assert seen[0].format == REFERENCE and get_format(REFERENCE).special_tokens[3] == "<act>"

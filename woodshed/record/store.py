@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -313,6 +315,13 @@ class TrajectoryStore:
 def _sqlite_pragmas(connection: Any, _: Any) -> None:
     cursor = connection.cursor()
     cursor.execute("PRAGMA busy_timeout=30000")
-    cursor.execute("PRAGMA journal_mode=WAL")
+    for tries in range(600):
+        try:
+            cursor.execute("PRAGMA journal_mode=WAL")
+            break
+        except sqlite3.OperationalError as error:  # two that change a new index's mode do not wait for each other
+            if "locked" not in str(error) or tries == 599:
+                raise
+            time.sleep(0.05)
     cursor.execute("PRAGMA synchronous=NORMAL")
     cursor.close()
