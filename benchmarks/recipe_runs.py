@@ -111,6 +111,7 @@ def figures_of(run: Learned) -> dict[str, float | None]:
         "gain_over_best_min": gain.mean,
         "gain_over_best_ci95_low_min": gain.low,
         f"best{after.samples}_change_min": best.mean,
+        f"best{after.samples}_gain_ci95_low_min": best.low,
         "submitted_share_change_min": run.submitted_change(),
         "later_attempts_before": before.later_attempts,
         "later_attempts_after": after.later_attempts,
