@@ -64,7 +64,7 @@ def branch(base: Path, out: Path, overrides: list[str]) -> None:
     if source.stage_result("before") is None:
         raise SystemExit(f"{base} has not evaluated its SFT policy yet; give a run that has (--base)")
     shutil.rmtree(target.root, ignore_errors=True)
-    for name in ("policy", "tasks", "stages", "corpus"):
+    for name in ("policy", "tasks", "stages", "corpus", "demonstrations"):
         if (source.root / name).exists():
             shutil.copytree(source.root / name, target.root / name, symlinks=True)
     recipe = load_recipe(source.recipe, overrides)

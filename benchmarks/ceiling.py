@@ -96,6 +96,7 @@ def prepare(base: RunDirectory, run: RunDirectory, episodes: int, larger: bool) 
     shutil.copytree(*folders, symlinks=True)
     for name in ("demos", "sft"):
         (run.root / "stages" / f"{name}.json").unlink()
+    shutil.rmtree(run.demonstrations)
     run.demonstrations.mkdir()
     demonstrate(recipe, run)
     for verified in (True, False):

@@ -19,7 +19,7 @@ from woodshed.policy.hf import Policy, load_policy, save_policy
 from woodshed.recipe.load import RecipeError, load_recipe
 from woodshed.recipe.recipe import Recipe
 from woodshed.recipe.rounds import rounds_of
-from woodshed.record.run_directory import RunDirectory
+from woodshed.record.run_directory import DirectoryError, RunDirectory
 from woodshed.record.segment import Segment
 from woodshed.record.store import TrajectoryStore
 from woodshed.record.trajectory import Outcome, Trajectory
@@ -148,6 +148,13 @@ def test_the_result_is_learned_from_what_rl_solved(tmp_path: Path, recipe: Recip
         for name, other in (("pretrain", start), ("rl", rl))
     }
     assert distance["pretrain"] < distance["rl"], "it starts from the policy before SFT"
+
+
+def test_demonstrations_that_are_gone_are_missed(tmp_path: Path, recipe: Recipe) -> None:
+    run = run_with(tmp_path, rollout("a", solved=True))
+    run.finish_stage("demos", {})
+    with pytest.raises(DirectoryError, match=r"verified\.npz is missing"):
+        fine_tune_on_rl(recipe, run)
 
 
 def test_a_round_ends_with_the_policy_that_the_next_begins_with(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ def take_over(recipe: Recipe, run: RunDirectory) -> None:
     ``policy/pretrain``. Add what it solved to the verified demonstrations. Raises StageFailed."""
     from woodshed.policy.hf import load_policy, save_policy  # imports torch, which ``refusal`` does without
 
-    from .examples import load_examples, save_examples
-    from .solved import solved_in_rl, verified_examples
+    from .examples import save_examples
+    from .solved import examples_of, solved_in_rl
 
     earlier = earlier_run(recipe)
     assert earlier is not None  # the plan has this stage for such a run only
@@ -33,10 +33,10 @@ def take_over(recipe: Recipe, run: RunDirectory) -> None:
         policy.version = 0  # a new weight chain begins
         save_policy(policy, run.policy(ours))
     run.demonstrations.mkdir(exist_ok=True)
-    kept, solved = verified_examples(earlier), solved_in_rl(before, earlier)
-    everything = load_examples(earlier.examples()) if earlier.examples().exists() else []
+    kept, solved = examples_of(earlier, verified=True), solved_in_rl(before, earlier)
     save_examples(run.examples(verified=True), [*kept, *solved])
-    save_examples(run.examples(), [*everything, *solved])  # these are searched for held-out code
+    # These are searched for held-out code.
+    save_examples(run.examples(), [*examples_of(earlier, verified=False), *solved])
     note = f"{len(kept)} verified examples and {len(solved)} different rollouts that {earlier.root.name} solved"
     run.write_result_of(ADOPT, {"note": note, "seeds": sorted(_seeds(before, earlier))})
 

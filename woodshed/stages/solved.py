@@ -7,11 +7,11 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from woodshed.evaluate.arms import REJECTION, SOLVED
+from woodshed.evaluate.arms import ADOPT, REJECTION, SOLVED
 from woodshed.policy.hf import load_policy, save_policy
 from woodshed.recipe.recipe import Recipe
 from woodshed.recipe.rounds import round_of
-from woodshed.record.run_directory import RunDirectory
+from woodshed.record.run_directory import DirectoryError, RunDirectory
 from woodshed.record.store import TrajectoryStore
 from woodshed.record.trajectory import Trajectory
 from woodshed.rl.hints.replies import Unplaced, places_of, repeated, replies_of
@@ -28,7 +28,7 @@ def fine_tune_on_rl(recipe: Recipe, run: RunDirectory, number: int | None = None
     current = round_of(recipe, number)
     kept = solved_in_rl(recipe, run)
     if kept:
-        examples = [*verified_examples(run), *kept]
+        examples = [*examples_of(run, verified=True), *kept]
         # The next round counts its steps on from here.
         version = 0 if current.last else current.end
         fine_tune_on(recipe, run, current.own(SOLVED), examples, result=current.ends_with, version=version)
@@ -40,13 +40,18 @@ def fine_tune_on_rl(recipe: Recipe, run: RunDirectory, number: int | None = None
 def fine_tune_on_samples(recipe: Recipe, run: RunDirectory) -> None:
     """SFT on the verified demonstrations and all distinct solved rollouts of the stage ``sample``."""
     kept = _solved(recipe, run, f"source = 'eval' AND group_id LIKE '{SAMPLE}:%'")
-    fine_tune_on(recipe, run, REJECTION, [*verified_examples(run), *kept])
+    fine_tune_on(recipe, run, REJECTION, [*examples_of(run, verified=True), *kept])
 
 
-def verified_examples(run: RunDirectory) -> list[Example]:
-    """Return the verified demonstrations, and what earlier runs solved if this run goes on from one."""
-    path = run.examples(verified=True)
-    return load_examples(path) if path.exists() else []
+def examples_of(run: RunDirectory, *, verified: bool) -> list[Example]:
+    """Return the demonstrations, all of them or only the verified ones, and what earlier runs solved if this run goes
+    on from one. Raises DirectoryError if a stage made them and they are gone."""
+    path = run.examples(verified=verified)
+    if path.exists():
+        return load_examples(path)
+    if run.stage_result("demos") is not None or run.stage_result(ADOPT) is not None:
+        raise DirectoryError(f"{path} is missing; restore it, or start over in another folder")
+    return []
 
 
 def solved_in_rl(recipe: Recipe, run: RunDirectory) -> list[Example]:
