@@ -20,7 +20,7 @@ from woodshed.record.jsonl import read_jsonl
 from woodshed.record.segment import Segment
 from woodshed.record.trajectory import Effort, ExitStatus, ToolEvent, Trajectory
 from woodshed.rl.health.alarms import ADVICE, LEARNING, LIVENESS, firing, stalled
-from woodshed.rl.health.measure import effective_tools, flat_share, join, measure
+from woodshed.rl.health.measure import effective_tools, flat_share, infra_share, join, measure
 from woodshed.rl.health.settings import AlarmSettings
 from woodshed.rl.health.watch import HealthWatch, read_alarms
 from woodshed.rl.settings import RLSettings
@@ -154,7 +154,7 @@ def test_figures_of_a_batch() -> None:
     found = measure(groups, step=6)
     assert found["tools"] == {"edit": 1 / 6, "read": 3 / 6, "run": 2 / 6}
     assert found["edit_rate"] == pytest.approx(1 / 3) and found["limit_share"] == pytest.approx(2 / 3)
-    assert found["infra_share"] == 0.25 and found["summaries"] == pytest.approx(1 / 3)
+    assert infra_share(groups) == 0.25 and found["summaries"] == pytest.approx(1 / 3)
     assert found["staleness_histogram"] == {"0": 2 / 7, "1": 4 / 7, "2": 1 / 7}
     assert found["mixed_version_share"] == 1 / 4, "segments without a sampled token count for nothing"
     assert measure([[episode("c", "infra_error", [])]], 1)["limit_share"] == 0.0

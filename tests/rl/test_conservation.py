@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.hosts import Short
+from woodshed.record.jsonl import read_jsonl
 from woodshed.record.store import TrajectoryStore
 from woodshed.rl.conservation import ConservationError, check_conservation, read_conservation
 from woodshed.rl.ledger import Ledger, LedgerError
@@ -65,6 +66,8 @@ def test_rollouts_are_conserved_through_restarts(tmp_path: Path) -> None:
             # Group 0 has lost a member, so its other one has nothing to be compared with.
             assert found.dropped["infra_error"] == 1 and found.dropped["unpaired"] == 1
             assert found.dropped["zero_advantage"] == 2, "group 1"
+            shares = [line["infra_share"] for line in read_jsonl(tmp_path / "metrics" / "rollouts.jsonl")]
+            assert shares == [1 / 6, 0], "group 0 is in no batch; it was dropped while the first one was filled"
             assert found.trained == sum(at.trained) == 6 and found.dispatched == 10 + found.dropped.get("unused", 0)
             assert str(found).startswith(f"{found.dispatched} rollouts dispatched = 6 trained + 1 infra_error")
 

@@ -39,6 +39,7 @@ from .conservation import IS_FORK
 from .curriculum import Curriculum, replay
 from .forks import planned, roots
 from .growth.growth import Growth
+from .health.measure import infra_share
 from .health.watch import HealthWatch
 from .ledger import GroupRow, Ledger, OutOfTasks
 from .settings import RLSettings
@@ -261,14 +262,15 @@ class Controller:
         group = self.store.group(row.id)
         graded = [t for t in roots(group) if t.status != INFRA]
         if len(graded) >= self.least and not await self._sound(self.tasks[row.task], graded):
-            self.ledger.finish(row.id, "failed", fates={t.id: "broken_task" for t in group} | lost(group))
+            fates = {t.id: "broken_task" for t in group} | lost(group)
+            self.ledger.finish(row.id, "failed", fates=fates, step=self.ledger.newest_step() + 1)
             self._changed.set()
             return
         step = self.ledger.newest_step() + 1
         state = "ready" if len(graded) >= self.least else "failed"
         if state == "ready" and self.settings.dynamic_sampling.enabled and self.flat(group):
             state = "flat" if self._may_replace(step) else "ready"
-        self.ledger.finish(row.id, state, fates=lost(group), step=step if state == "flat" else None)
+        self.ledger.finish(row.id, state, fates=lost(group), step=None if state == "ready" else step)
         if self.curriculum is not None:
             self.curriculum.update(self.tasks[row.task], graded, row.version)
         if state == "ready":
@@ -353,7 +355,7 @@ class Controller:
                 group = self._ready.setdefault(row.id, []) or self.store.group(row.id)
                 self._ready[row.id] = group
                 if token_age(group, self.version) > self.settings.max_token_age:
-                    self.ledger.finish(row.id, "stale", fates=lost(group))
+                    self.ledger.finish(row.id, "stale", fates=lost(group), step=self.ledger.newest_step() + 1)
                     del self._ready[row.id]
                     self._changed.set()  # another group can be dispatched in its place
                 else:
@@ -378,6 +380,7 @@ class Controller:
         batch, statistics = self.build(groups, step)
         self.ledger.settle(step, statistics.pop("fates"))
         flat = self.ledger.flat_groups(step)
+        dropped = [self.store.group(group) for group in self.ledger.dropped_groups(step)]
         line = {
             "step": step,
             "time": time.time(),
@@ -385,6 +388,7 @@ class Controller:
             "staleness": max(token_age(g, step - 1) for g in groups),
             "ledger": self.ledger.counts(),
             "flat_groups": len(flat),
+            "infra_share": infra_share([*dropped, *groups]),
             "sampled_pass_rate": self._pass_rate([*flat, *(g[0].group for g in groups)]),
             "replacements": self.ledger.replacements(),
             "forks_dispatched": self.ledger.forks(),

@@ -148,6 +148,11 @@ class Ledger:
         query = "SELECT id FROM groups WHERE state = 'flat' AND step = ? ORDER BY position"
         return [id for (id,) in self._db.execute(query, (step,))]
 
+    def dropped_groups(self, step: int) -> list[str]:
+        """Return the ids of the groups that were dropped, for any reason, while the batch of ``step`` was filled."""
+        query = "SELECT id FROM groups WHERE state IN ('stale', 'failed', 'flat') AND step = ? ORDER BY position"
+        return [id for (id,) in self._db.execute(query, (step,))]
+
     def decided_groups(self, first: int, last: int) -> list[tuple[str, str]]:
         """Return (id, task) of the groups of the batches ``first`` to ``last``, and of the groups that dynamic sampling
         replaced while these were filled. Once the batch ``last`` is decided, the result never changes."""
@@ -162,9 +167,9 @@ class Ledger:
         """Set the state of an open or ready group.
 
         States: ``ready``, ``stale`` (tokens too old), ``failed`` (too few members could be graded, or a broken task),
-        ``flat`` (all token weights would be 0; ``step``: the batch that was being filled), ``unused`` (the run was
-        over). All but ``ready`` drop the group's rollouts, for the reasons in ``fates`` (by id), else for that of the
-        state (``REASON_OF_STATE``).
+        ``flat`` (all token weights would be 0), ``unused`` (the run was over). All but ``ready`` drop the group's
+        rollouts, for the reasons in ``fates`` (by id), else for that of the state (``REASON_OF_STATE``). ``step``: the
+        batch that was being filled when the group was dropped.
         """
         with self._transaction():
             changed = self._db.execute(
@@ -205,7 +210,7 @@ class Ledger:
                     raise ValueError(f"rollout {id} was not dispatched for the batch of step {step}")
 
     def settled(self) -> int:
-        """Return the number of rollouts of the batches that are settled."""
+        """Return the number of rollouts of settled batches, and of groups dropped while batches were filled."""
         return self._count("step IS NOT NULL")
 
     def batches(self) -> dict[int, list[str]]:

@@ -23,19 +23,17 @@ Step = Mapping[str, Any]
 def measure(groups: Sequence[Sequence[Trajectory]], step: int) -> dict[str, Any]:
     """Return statistics of the rollouts of the batch of ``step``.
 
-    Rollouts that infrastructure errors ended are left out, except from ``infra_share``. Figures about whole episodes
-    leave out forks, which repeat a part of their root. Abandoned forks do not count as infrastructure errors.
+    Rollouts that infrastructure errors ended are left out. Figures about whole episodes leave out forks, which repeat a
+    part of their root.
 
     ``tools``: share of each tool among the calls (``_tool_mix``). ``edit_rate``: share of rollouts that edited a file
     with a tool for it, or submitted changed code (of an agent program, edits are not counted).
     ``limit_share``: share that ended at a limit. ``summaries``: contexts that the policy summarised, per rollout.
     ``staleness_histogram``: share of the sampled tokens by staleness, in versions before the weights that this step
     trains. ``mixed_version_share``: share of the segments with sampled tokens that several versions sampled.
-    ``retried_share``: share of rollouts that needed several attempts. ``infra_share``: share of all rollouts that
-    infrastructure errors ended.
+    ``retried_share``: share of rollouts that needed several attempts.
     """
-    everyone = [t for group in groups for t in group]
-    ended = [t for t in everyone if t.status != INFRA]
+    ended = [t for group in groups for t in group if t.status != INFRA]
     whole = roots(ended)
     lags: Counter[int] = Counter()
     segments = mixed = 0
@@ -51,13 +49,21 @@ def measure(groups: Sequence[Sequence[Trajectory]], step: int) -> dict[str, Any]
         "tools": _tool_mix(event for t in whole for event in t.events),
         "edit_rate": _share(t.effort.edits > 0 or bool(t.changed) for t in whole),
         "limit_share": _share(t.status in ("limit", "timeout") for t in whole),
-        "infra_share": _share(t.status == INFRA and loss_reason(t) == INFRA for t in everyone),
         "retried_share": _share(t.attempts > 1 for t in ended),
         "summaries": float(np.mean([t.effort.summaries for t in whole])) if whole else 0.0,
         "segments_per_rollout": float(np.mean([len(t.segments) for t in whole])) if whole else 0.0,
         "staleness_histogram": {str(lag): count / lags.total() for lag, count in sorted(lags.items())},
         "mixed_version_share": mixed / segments if segments else 0.0,
     }
+
+
+def infra_share(groups: Sequence[Sequence[Trajectory]]) -> float:
+    """Return the share of the rollouts that infrastructure errors ended; abandoned forks are none of these.
+
+    ``groups``: those of a batch and those that were dropped while it was filled, since a group that loses too many
+    members never comes into a batch.
+    """
+    return _share(t.status == INFRA and loss_reason(t) == INFRA for group in groups for t in group)
 
 
 def _tool_mix(events: Iterable[ToolEvent]) -> dict[str, float]:
