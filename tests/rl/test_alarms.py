@@ -277,6 +277,21 @@ def test_a_step_trained_while_the_run_paused_is_looked_at_by_the_next_process(tm
         again.look()
 
 
+def test_a_step_trained_after_a_process_stopped_is_looked_at_by_the_next(tmp_path: Path) -> None:
+    """The trainer finishes its step when a run is stopped; only the first one shows a mismatch for certain."""
+    history = healthy()
+    of_trainer(k3=0.02)(history[0])
+    files = Files(tmp_path, history)
+    files.watch(mismatch="pause").look()
+    files.add(1)
+    for _ in range(2):
+        files.watch(mismatch="pause").look()
+    assert files.told() == [(1, "mismatch", "warn")]
+    files.add(2)
+    files.watch(mismatch="pause").look()
+    assert files.told() == [(1, "mismatch", "warn")]
+
+
 def test_nothing_is_paused_after_the_last_step(tmp_path: Path) -> None:
     files = Files(tmp_path, collapsed(23))
     watch = files.watch(entropy="pause")

@@ -23,8 +23,9 @@ class HealthWatch:
     """Reads the metrics files ``rollouts`` and ``trainer``, writes ``log``.
 
     ``steps``: length of the run; once its last step is trained, no alarm pauses. Steps that an earlier process
-    evaluated are not evaluated again. Steps that it trained while it paused are evaluated, but only warn, so that a run
-    that is resumed after a pause trains at least one more step.
+    evaluated are not evaluated again, except the newest one, which may have been trained after that process stopped;
+    alarms that it logged are not logged twice. Steps that were trained before this process began only warn, so that a
+    run that is resumed after a pause trains at least one more step.
     """
 
     def __init__(
@@ -46,8 +47,9 @@ class HealthWatch:
         self._history: list[Step] = []
         earlier = self._log.rows()
         paused = bool(earlier) and earlier[-1]["action"] == "pause"
+        self._logged = {(row["step"], row["alarm"]) for row in earlier if row["alarm"] != "stall"}
         self._resumed_at = self._trained()
-        self._evaluated = int(earlier[-1]["step"]) if paused else self._resumed_at
+        self._evaluated = int(earlier[-1]["step"]) if paused else max(0, self._resumed_at - 1)
 
     async def run(self, seconds: float = 1.0) -> None:
         """Call ``look`` every ``seconds``, for ever. Raises RunPaused."""
@@ -80,7 +82,8 @@ class HealthWatch:
     def _fire(self, name: str, step: int, message: str) -> None:
         trained_before = name != "stall" and step <= self._resumed_at
         pauses = self.settings.actions[name] == "pause" and self._trained() < self.steps and not trained_before
-        if name not in self._firing or pauses:
+        begins = name not in self._firing and (step, name) not in self._logged
+        if begins or pauses:
             action = "pause" if pauses else "warn"
             row = {"step": step, "time": self.clock(), "alarm": name, "action": action, "message": message}
             self._log.append(row)
