@@ -102,6 +102,16 @@ def test_an_alarm_fires_on_what_it_is_for_and_alone(name: str) -> None:
     assert name in ADVICE
 
 
+def test_a_step_without_calls_says_nothing_about_the_tool_mix() -> None:
+    history = healthy()
+    for step in history[-4:]:
+        of_step(tools={"run_command": 1.0})(step)
+    assert "run_command has 100% of the calls" in firing(history, DEFAULT)["tools"]
+    silent = [*history, {**history[-1], "tools": {}}]
+    assert firing(silent, DEFAULT)["tools"] == firing(history, DEFAULT)["tools"]
+    assert firing([{**step, "tools": {}} for step in history], DEFAULT) == {}
+
+
 def test_a_mismatch_is_seen_at_the_first_step_and_is_none_where_tokens_are_stale() -> None:
     history = healthy()
     of_trainer(k3=0.02)(history[0])

@@ -108,7 +108,8 @@ def tools(history: History, settings: AlarmSettings) -> str:
     )
     if not found:
         return ""
-    name, share = max(history[-1].get("tools", {"?": 0.0}).items(), key=lambda item: float(item[1]))
+    newest = next(step["tools"] for step in reversed(history) if step.get("tools"))  # a step may have no calls
+    name, share = max(newest.items(), key=lambda item: float(item[1]))
     return f"{found}; {name} has {share:.0%} of the calls"
 
 
