@@ -37,8 +37,9 @@ class BatchStats:
     ``trained``, ``zero_advantage``, ``infra_errors``, ``abandoned_forks``, ``quarantined`` and ``unpaired`` add up to
     ``rollouts``; ``fates`` maps each rollout id to ``trained`` or the reason why it was dropped (``conservation.py``).
     ``unpaired``: rollouts whose group had fewer rollouts left than the algorithm needs. ``zero_advantage``: rollouts
-    in which every token has weight 0; ``zero_groups``: groups that consist of such rollouts. ``forks``: forks among
-    the rollouts that are neither lost nor quarantined. ``empty_segments``: segments without a sampled token.
+    in which every token has weight 0; ``zero_groups``: groups in which the algorithm gives every token weight 0,
+    whether or not hints or a KL term weigh tokens. ``forks``: forks among the rollouts that are neither lost nor
+    quarantined. ``empty_segments``: segments without a sampled token.
 
     ``reward_mean``, ``reward_best_mean`` (mean of each group's best reward) and ``reward_terms`` (mean of each term;
     they add up to ``reward_mean``) cover the rollouts that are neither lost nor quarantined, without forks;

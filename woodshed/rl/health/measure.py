@@ -127,7 +127,7 @@ def _engine_idle(before: Mapping[str, Any], now: Mapping[str, Any]) -> float | N
 
 
 def flat_share(step: Step) -> float:
-    """Return the share of the groups sampled for a step in which all token weights are 0, including groups that dynamic
+    """Return the share of the groups sampled for a step in which all advantages are 0, including groups that dynamic
     sampling replaced."""
     replaced = int(step.get("flat_groups", 0))
     sampled = int(step.get("groups", 0)) + replaced
