@@ -371,6 +371,33 @@ def test_what_cannot_be_followed_is_refused_or_fails_alone() -> None:
     run(main())
 
 
+def test_a_grammar_that_exceeds_a_limit_of_its_library_within_a_draft_fails_alone() -> None:
+    kinds = range(2100)  # after "aba" the parser has more items than its library allows
+    rules = (f'k{i}: "{"abcd"[i % 4]}{i}" k? "x"' for i in kinds)
+    large = "\n".join(['start: "ab" ("a" k | "bb")', "k: " + " | ".join(f"k{i}" for i in kinds), *rules, ""])
+    a, b = (TOKENIZER.encode(c)[0] for c in "ab")
+
+    matcher = GRAMMARS.start(large, [END])
+    assert matcher.fitting([a, b, b, b]) == 4
+    assert [ids_of(bits) & {a, b} for bits in matcher.allowed_after([a, b, a])[1:]] == [{b}, {a, b}, set()]
+    assert ids_of(matcher.allowed()) >= {a}
+    matcher.advance([a, b])
+
+    async def main() -> None:
+        engine = engine_of(decoder(), speculate="ngram", speculate_running=8, draft_tokens=8)
+        broken, fine = await asyncio.gather(
+            engine.generate([a, b, a, b, a, a, b, b] * 6, sampling(grammar=large, logit_bias={a: 50.0})),
+            engine.generate(prompt(6), sampling(seed=2)),
+            return_exceptions=True,
+        )
+        assert engine.stats()["drafted_tokens"]
+        assert isinstance(broken, EngineError) and "grammar" in str(broken)
+        assert isinstance(fine, Completion) and text(fine) in LANGUAGE
+        await engine.close()
+
+    run(main())
+
+
 def test_stop_tokens_are_allowed_only_where_the_grammar_is_fulfilled_and_no_id_without_bytes_is() -> None:
     both = Grammars(TOKENIZER).start('start: "a" ("b" "c"?)?\n', [END, 96])
     a, b = (TOKENIZER.encode(c)[0] for c in "ab")

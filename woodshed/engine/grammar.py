@@ -81,7 +81,7 @@ class Grammars:
         GrammarError."""
         if not stop_ids:
             raise GrammarError("a grammar needs stop_ids: they end a completion that satisfies it")
-        return Matcher(self._compile(text).deep_copy(), tuple(stop_ids), self.size)
+        return Matcher(self._compile(text), tuple(stop_ids), self.size)
 
     def _compile(self, text: str) -> Any:
         if len(text) > LONGEST:
@@ -114,20 +114,25 @@ class Grammars:
 
 
 class Matcher:
-    """Follows one completion through a grammar."""
+    """Follows one completion through a compiled grammar."""
 
-    def __init__(self, matcher: Any, stop_ids: tuple[int, ...], size: int) -> None:
-        self._matcher, self._stop_ids, self._size = matcher, stop_ids, size
+    def __init__(self, compiled: Any, stop_ids: tuple[int, ...], size: int) -> None:
+        self._compiled, self._stop_ids, self._size = compiled, stop_ids, size
+        self._tokens: list[int] = []
+        self._matcher = compiled.deep_copy()
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Advance over ``tokens``, none of them a stop token. Raises GrammarError if the grammar forbids one."""
         if not self._matcher.consume_tokens(list(tokens)):
             raise GrammarError(f"tokens do not follow the grammar: {self._problem()}")
+        self._tokens += tokens
 
     def fitting(self, tokens: Sequence[int]) -> int:
         """Length of the longest prefix of ``tokens`` that the grammar allows next, up to the first stop token."""
         ends = next((i for i, token in enumerate(tokens) if token in self._stop_ids), len(tokens))
-        return int(self._matcher.validate_tokens(list(tokens[:ends]))) if ends else 0
+        fitting = int(self._matcher.validate_tokens(list(tokens[:ends]))) if ends else 0
+        self._recover()
+        return fitting
 
     def allowed(self) -> NDArray[np.uint8]:
         """The allowed next tokens as bits, little endian, uint8 ``[ceil(size / 8)]``; all zero if the grammar allows
@@ -142,15 +147,22 @@ class Matcher:
         return bits * 0 if self._matcher.is_error() else bits
 
     def allowed_after(self, draft: Sequence[int]) -> list[NDArray[np.uint8]]:
-        """Return ``allowed`` now and after each token of ``draft``, all of which must be allowed. Does not advance the
-        matcher."""
+        """Return ``allowed`` now and after each token of ``draft``; all zero from the first position on where the
+        grammar exceeds a limit of its library. Does not advance the matcher."""
         out = [self.allowed()]
         for token in draft:
-            self.advance([token])
+            self._matcher.consume_tokens([token])
             out.append(self.allowed())
-        if draft:
+        if draft and not self._matcher.is_error():
             self._matcher.rollback(len(draft))
+        self._recover()
         return out
+
+    def _recover(self) -> None:
+        """Start again after the tokens so far if an error has stopped the library's matcher, which is for good."""
+        if self._matcher.is_error():
+            self._matcher = self._compiled.deep_copy()
+            self._matcher.consume_tokens(self._tokens)
 
     @property
     def problem(self) -> str:
