@@ -126,6 +126,32 @@ def test_release_ends_a_session():
     run(main())
 
 
+def test_a_release_ends_no_request_that_came_after_it():
+    async def main():
+        async with running(decoder()) as engine:
+            frozen, go_on = threading.Event(), threading.Event()
+
+            def freeze(*token):  # in the engine's thread
+                frozen.set()
+                go_on.wait()
+
+            other = asyncio.create_task(engine.generate(prompt(5), Sampling(max_tokens=1), on_token=freeze))
+            await asyncio.to_thread(frozen.wait)
+            before = asyncio.create_task(engine.generate(prompt(9), Sampling(max_tokens=3), session="a.0"))
+            await asyncio.sleep(0)
+            engine.release("a.0")
+            after = asyncio.create_task(engine.generate(prompt(9), Sampling(max_tokens=3), session="a.0"))
+            await asyncio.sleep(0)
+            go_on.set()
+            assert [done.stop_reason for done in await asyncio.gather(other, before, after)] == [
+                "length",
+                "cancelled",
+                "length",
+            ]
+
+    run(main())
+
+
 def test_two_requests_of_one_session_at_once():
     async def main():
         policy = decoder()

@@ -187,6 +187,24 @@ def test_an_engine_that_hangs_is_given_up(monkeypatch):
     run(main())
 
 
+def test_a_release_that_arrives_late_ends_no_later_request():
+    async def main():
+        async with serving(decoder()) as served:
+            client = RemoteEngine(served.url, KEY)
+            await client.generate(prompt(9), Sampling(max_tokens=2), session="t.0.0")
+            release, late = served.engine.release, []
+            served.engine.release = late.append
+            client.release("t.0.0")
+            later = asyncio.create_task(client.generate(prompt(9), LONG, session="t.0.0"))
+            while not (late and served.engine.stats()["running"]):
+                await asyncio.sleep(0.001)
+            release(*late)
+            assert (await later).stop_reason == "length"
+            await client.close()
+
+    run(main())
+
+
 def test_requests_wait_for_an_engine_to_come_back():
     async def main():
         async with serving() as served, routed(served) as router:

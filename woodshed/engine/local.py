@@ -172,6 +172,7 @@ class LocalEngine:
             if len(self._inbox) + len(self._scheduler.waiting) >= self.settings.max_waiting:
                 raise EngineBusy(f"{self.settings.max_waiting} requests are already waiting (engine.max_waiting)")
             self._inbox.append(request)
+            self._commands.append(self._enqueue)
             self._wake.notify()
         try:
             return await request.future
@@ -317,20 +318,20 @@ class LocalEngine:
                 self._cores.close()
 
     def _take(self) -> bool:
-        """Wait for work, run commands and queue new requests. Return False when the engine is closed."""
+        """Wait for work and run commands, in order of their calls: a release does not end requests that came after it.
+        Return False when the engine is closed."""
         scheduler = self._scheduler
         with self._wake:
-            while not (
-                self._closed or self._inbox or self._commands or self._swaps or scheduler.running or scheduler.waiting
-            ):
+            while not (self._closed or self._commands or self._swaps or scheduler.running or scheduler.waiting):
                 self._wake.wait()
             commands, self._commands = self._commands, deque()
-            scheduler.waiting.extend(self._inbox)
-            self._inbox.clear()
             closed = self._closed
         for command in commands:
             command()
         return not closed
+
+    def _enqueue(self) -> None:
+        self._scheduler.waiting.extend([self._inbox.popleft()])
 
     def _iterate(self) -> None:
         for request in [r for r in self._scheduler.running if r.cancelled]:

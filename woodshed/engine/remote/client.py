@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import secrets
 from collections.abc import Callable, Sequence
@@ -53,6 +54,10 @@ class RemoteEngine:
         self._name = secrets.token_hex(4)
         self._stats: dict[str, Any] = {}
         self._version = -1
+        self._names: dict[str, str] = {}
+        """The engine's name of every session that was used since its last release. A release may reach the engine after
+        a later request of the session, and must not cancel it, so no name is used again."""
+        self._lives = itertools.count()
         self._released: list[str] = []
         self._releasing: asyncio.Task[None] | None = None
         self._closed = False
@@ -84,7 +89,9 @@ class RemoteEngine:
         """
         if self._closed:
             raise EngineClosed("this client of an engine is closed")
-        own = None if session is None else f"{self._name}.{session}"
+        own = None
+        if session is not None:
+            own = self._names.setdefault(session, f"{self._name}.{session}-{next(self._lives)}")
         name = secrets.token_hex(12)
         stopping: asyncio.Task[None] | None = None
         body = wire.encode_ask(tokens, sampling, own, live=live and on_token is not None, least=least, name=name)
@@ -126,9 +133,10 @@ class RemoteEngine:
 
     def release(self, session: str) -> None:
         """Have the engine forget a session, in the background."""
-        if self._closed:
+        name = self._names.pop(session, None)
+        if self._closed or name is None:
             return
-        self._released.append(f"{self._name}.{session}")
+        self._released.append(name)
         if self._releasing is None or self._releasing.done():
             self._releasing = asyncio.ensure_future(self._release())
 
