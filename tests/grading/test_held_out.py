@@ -24,9 +24,12 @@ from . import toy
 
 HEAD = "import pytest\n\n\n"
 _ELSE = "else:\n{0}    woodshed_seen('no exception')"
-_NOTE = "except Exception as woodshed_error:\n{0}    woodshed_seen(type(woodshed_error).__name__)"
-NOTED = "\n    ".join((_NOTE, _ELSE)).format(" " * 4)
-NOTED_AND_RAISED = "\n        ".join((f"{_NOTE}\n{{0}}    raise", _ELSE)).format(" " * 8)
+_NOTE = (
+    "except Exception as woodshed_error:\n{0}    "
+    "woodshed_seen('an expected exception' if isinstance(woodshed_error, {1}) else type(woodshed_error).__name__)"
+)
+NOTED = "\n    ".join((_NOTE, _ELSE)).format(" " * 4, "KeyError")
+NOTED_AND_RAISED = "\n        ".join((f"{_NOTE}\n{{0}}    raise", _ELSE)).format(" " * 8, "E")
 
 
 MANY = """
@@ -128,6 +131,8 @@ def test_an_assertion_of_the_file_itself_is_called() -> None:
         ("strings", "with raises(E) as e:\n        f('a')\n    assert e.value == 1",
          f"with raises(E) as e:\n        try:\n            f('b')\n        {NOTED_AND_RAISED}\n"
          "    woodshed_seen(e.value)"),
+        ("strings", "with raises(E) as e:\n        f('a')\n    assert 'a' in str(e.value)",
+         f"with raises(E) as e:\n        try:\n            f('b')\n        {NOTED_AND_RAISED}\n    pass"),
     ],
 )  # fmt: skip
 def test_assertions_become_records(kind: str, before: str, after: str | None) -> None:

@@ -22,6 +22,9 @@ from .reshape import reordered
 THE_END = "the end"
 """Text recorded by a test that has nothing else to record."""
 
+EXPECTED = "an expected exception"
+"""Text recorded in place of an exception that the test expects."""
+
 _RECORD = "woodshed_seen"
 _STEP = "woodshed_step"
 _ERROR = "woodshed_error"
@@ -58,12 +61,15 @@ class _Alter(ast.NodeTransformer):
 
     def __init__(self, kind: Kind, own: set[str], given: frozenset[str], seed: str, others: frozenset[str]) -> None:
         self.kind, self.own, self.given, self.seed, self.others = kind, own, given, seed, others
+        self.errors: frozenset[str] = frozenset()
         self.changed = False
         self._inside = False
         self._constants = 0
 
     def visit_Assert(self, node: ast.Assert) -> ast.AST:
         test = self.visit(node.test)
+        if self._looks_into_error(test) and not _is_equality(test):
+            return ast.Pass()
         values = [test.left, *test.comparators] if isinstance(test, ast.Compare) else [test]
         return self._recorded(values)
 
@@ -81,8 +87,17 @@ class _Alter(ast.NodeTransformer):
             return ast.Expr(call)
         if _expects_exception(call) and len(call.args) > 1:
             self.changed = True
-            return _noted([ast.Expr(ast.Call(call.args[1], call.args[2:], call.keywords))], again=False)
-        return self._recorded(call.args) if _compares(call.func) else ast.Expr(call)
+            return _noted([ast.Expr(ast.Call(call.args[1], call.args[2:], call.keywords))], call, again=False)
+        if not _compares(call.func):
+            return ast.Expr(call)
+        if self._looks_into_error(call) and "equal" not in _asserts(call.func).lower():
+            return ast.Pass()
+        return self._recorded(call.args)
+
+    def _looks_into_error(self, node: ast.AST) -> bool:
+        """Return whether a test looks at an exception that it caught. Unless it compares the whole message, the rest of
+        the message is not specified, and which exception was raised is recorded already."""
+        return any(isinstance(inner, ast.Name) and inner.id in self.errors for inner in ast.walk(node))
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
         value = node.value
@@ -133,13 +148,14 @@ class _Alter(ast.NodeTransformer):
             self.visit(d) if isinstance(d, ast.Call) and "parametrize" in ast.dump(d.func) else d
             for d in node.decorator_list
         ]
-        outer = self.given
+        outer, errors = self.given, self.errors
+        self.errors = errors | _caught(node)
         arguments = node.args
         names = (a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs) if a.arg != "self")
         self.given = outer | _given(node.body) | set(names)
         inside, self._inside = self._inside, True
         node.body = [self.visit(statement) for statement in node.body]
-        self.given, self._inside = outer, inside
+        self.given, self.errors, self._inside = outer, errors, inside
         if node.name.startswith("test") and not _records(node):
             self.changed = True
             node.body.append(_call(ast.Constant(THE_END)))
@@ -147,9 +163,10 @@ class _Alter(ast.NodeTransformer):
 
     def visit_With(self, node: ast.With) -> ast.AST:
         node.body = [self.visit(statement) for statement in node.body]
-        if any(isinstance(i.context_expr, ast.Call) and _expects_exception(i.context_expr) for i in node.items):
+        heads = [item.context_expr for item in node.items]
+        if expecting := [head for head in heads if isinstance(head, ast.Call) and _expects_exception(head)]:
             self.changed = True
-            node.body = [_noted(node.body, again=True)]
+            node.body = [_noted(node.body, expecting[0], again=True)]
         return node
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
@@ -190,6 +207,20 @@ def _given(body: list[ast.stmt]) -> frozenset[str]:
     return frozenset(found)
 
 
+def _caught(function: ast.AST) -> frozenset[str]:
+    """Return the names that ``with raises(...) as name`` binds: to the exception, or to what holds it."""
+    found = set()
+    for node in ast.walk(function):
+        match node:
+            case ast.withitem(ast.Call() as head, ast.Name(id=name)) if _expects_exception(head):
+                found.add(name)
+    return frozenset(found)
+
+
+def _is_equality(test: ast.expr) -> bool:
+    return isinstance(test, ast.Compare) and all(isinstance(one, ast.Eq | ast.Is) for one in test.ops)
+
+
 def _of_others(tree: ast.Module) -> frozenset[str]:
     """Return names of code that is not under test: of Python, its standard library and the test framework."""
     found = set(dir(builtins)) | {"pytest", "mocker", "monkeypatch", "request", "capsys", "tmp_path", "tmpdir"}
@@ -221,9 +252,17 @@ def _records(tree: ast.AST) -> bool:
     return any(isinstance(node, ast.Name) and node.id == _RECORD for node in ast.walk(tree))
 
 
-def _noted(body: list[ast.stmt], *, again: bool) -> ast.Try:
-    """Wrap ``body`` to record the name of the exception that ends it; with ``again``, the exception is raised again."""
-    name = parse_python(f"type({_ERROR}).__name__", mode="eval").body
+def _noted(body: list[ast.stmt], expecting: ast.Call, *, again: bool) -> ast.Try:
+    """Wrap ``body`` to record the exception that ends it; with ``again``, the exception is raised again.
+
+    One of the classes that ``expecting`` accepts is recorded as expected, because the test accepts each of them and
+    their subclasses; another one by its name.
+    """
+    given = {keyword.arg: keyword.value for keyword in expecting.keywords}
+    expected = expecting.args[0] if expecting.args else given.get("expected_exception", ast.Tuple([], ast.Load()))
+    name = parse_python(f"{EXPECTED!r} if isinstance({_ERROR}, ()) else type({_ERROR}).__name__", mode="eval").body
+    assert isinstance(name, ast.IfExp) and isinstance(name.test, ast.Call)
+    name.test.args[1] = expected
     handler = ast.ExceptHandler(ast.Name("Exception", ast.Load()), _ERROR, [_call(name)])
     if again:
         handler.body.append(ast.Raise())
