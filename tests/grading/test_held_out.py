@@ -127,6 +127,11 @@ def test_an_assertion_of_the_file_itself_is_called() -> None:
          "woodshed_seen(f(float('nan'), '-inf', '1e5', 'nanp'))"),
         ("numbers", "assert_warns(f, 1)", "assert_warns(f, 2)\n    woodshed_seen('the end')"),
         ("numbers", "f('a')", "f('a')\n    woodshed_seen('the end')"),
+        ("numbers", "assert sorted(f(1)) == [1]", "woodshed_seen(sorted(f(2)))"),
+        ("numbers", "x = ','.join(f(1)).strip()\n    assert x",
+         "x = woodshed_step(','.join(f(2)).strip())\n    woodshed_seen(x)"),
+        ("numbers", "assert g(list(f(1))) == 1", "woodshed_seen(g(woodshed_step(list(f(2)))))"),
+        ("numbers", "assert loads(dumps(1)) == 1", "woodshed_seen(loads(woodshed_step(dumps(2))))"),
         ("numbers", "self.assertRaises(KeyError, f, 1, x=2)", f"try:\n        f(2, x=3)\n    {NOTED}"),
         ("strings", "with raises(E) as e:\n        f('a')\n    assert e.value == 1",
          f"with raises(E) as e:\n        try:\n            f('b')\n        {NOTED_AND_RAISED}\n"

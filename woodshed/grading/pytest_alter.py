@@ -28,6 +28,10 @@ EXPECTED = "an expected exception"
 _RECORD = "woodshed_seen"
 _STEP = "woodshed_step"
 _ERROR = "woodshed_error"
+_CONVERTERS = frozenset(["list", "tuple", "set", "frozenset", "sorted", "dict", "str", "int", "float", "round"])
+_NORMALISERS = frozenset(["strip", "lstrip", "rstrip", "lower", "upper", "split", "splitlines"])
+"""Functions and methods of strings that give the data of their argument in one form, whatever form that has; a test
+that calls one compares only its result."""
 _BY_NAME = frozenset(
     ("getattr", "setattr", "hasattr", "delattr", "import_module", "importorskip", "__import__", "open", "fixture")
 )
@@ -119,7 +123,9 @@ class _Alter(ast.NodeTransformer):
             node.args[1:] = [self.visit(argument) for argument in node.args[1:]]
             return node
         self.generic_visit(node)
-        return ast.Call(ast.Name(_STEP, ast.Load()), [node], []) if self._inside and self._steps(node.func) else node
+        if _unwrapped(node, self.others):
+            return _step(node)
+        return _step(node) if self._inside and self._steps(node.func) else node
 
     def _steps(self, function: ast.expr) -> bool:
         """Return whether a call may be one of code under test: not of Python, the test file or the test framework."""
@@ -242,6 +248,29 @@ def _bare(value: ast.expr) -> ast.expr:
     if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == _STEP:
         return value.args[0]
     return value
+
+
+def _step(value: ast.expr) -> ast.Call:
+    return ast.Call(ast.Name(_STEP, ast.Load()), [value], [])
+
+
+def _unwrapped(call: ast.Call, others: frozenset[str]) -> bool:
+    """Remove the record of what ``call`` converts, if it is a conversion of a recorded value; return whether it is."""
+    function = call.func
+    if isinstance(function, ast.Attribute) and function.attr in _NORMALISERS:
+        bare = _bare(function.value)
+        found, function.value = bare is not function.value, bare
+        return found
+    named = isinstance(function, ast.Name) and function.id in _CONVERTERS and function.id in others
+    if isinstance(function, ast.Attribute):
+        owner = function.value
+        named = function.attr == "join" and isinstance(owner, ast.Constant)
+        named = named or (function.attr == "loads" and isinstance(owner, ast.Name) and owner.id in others)
+    if not named or not call.args:
+        return False
+    bare = _bare(call.args[0])
+    found, call.args[0] = bare is not call.args[0], bare
+    return found
 
 
 def _call(*values: ast.expr) -> ast.Expr:
