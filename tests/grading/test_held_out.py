@@ -16,7 +16,8 @@ from woodshed.grading.pytest_alter import THE_END, alter
 from woodshed.grading.pytest_given import only
 from woodshed.grading.results import TestResult, TestRun, _parse
 from woodshed.grading.settings import GradingSettings
-from woodshed.grading.telling import Known, _rounded, objection, plain, reference_of, values_of
+from woodshed.grading.telling import Known, objection, plain, reference_of, same, values_of
+from woodshed.grading.value_runner import rounded
 from woodshed.grading.verify import grade
 from woodshed.tasks.validate.check import check_folders
 
@@ -186,10 +187,10 @@ def test_what_cannot_be_altered() -> None:
 
 
 def test_the_last_bit_of_a_float_does_not_matter() -> None:
-    assert _rounded("[f0.30000000000000004,f1e-20]") == _rounded("[f0.3,f1.00000000000000001e-20]")
-    assert _rounded("f0.3") != _rounded("f0.31") and _rounded('"f 1"') == '"f 1"'
-    assert _rounded("finf") == "finf"
-    assert _rounded('"of. f.. f1.2.3"') == '"of. f.. f1.2.3"'  # texts are whatever a submission likes
+    assert rounded("[f0.30000000000000004,f1e-20]") == rounded("[f0.3,f1.00000000000000001e-20]")
+    assert rounded("f0.3") != rounded("f0.31") and rounded('"f 1"') == '"f 1"'
+    assert rounded("finf") == "finf"
+    assert rounded('"of. f.. f1.2.3"') == '"of. f.. f1.2.3"'  # texts are whatever a submission likes
 
 
 @pytest.mark.parametrize(
@@ -241,6 +242,19 @@ def test_who_knows_only_the_public_inputs_is_not_believed_under_a_key() -> None:
     assert not objection(found, {**public, **wrong, **half}, 0.9, keyed=True), "a right solution may differ a little"
     few = reference_of({**public, **half}, {**public, **half}, Known())
     assert not objection(few, {**public, **wrong}, 0.9, keyed=True), "of two values nothing is asked"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "equal"),
+    [
+        ("f0", "f1e-17", True), ("f0", rounded("f-0.0"), True), ("f1", "f1.0000001", True), ("f1", "f1.00001", False),
+        ("f1700000000.5", "f1700003000.5", False), ("[f1,2]", "[1,f2]", True), ("1", "2", False), ("true", "1", True),
+        ("finf", "f1", False), ("fnan", "fnan", True), ('"f1"', '"f2"', False), ("<V2 {x=1}>", "<V3 {x=1}>", False),
+        ('"a\\"1"', '"a\\"2"', False),
+    ],
+)  # fmt: skip
+def test_numbers_are_compared_by_value(one: str, other: str, equal: bool) -> None:
+    assert same(one, other) == equal and same(other, one) == equal
 
 
 def test_one_visible_answer_is_not_enough_where_the_given_code_is_nearly_right(tmp_path: Path, in_boxes: Any) -> None:

@@ -53,6 +53,15 @@ class Carrier(bytes):
     carried: object
 
 
+class Loud(str):
+    """Is compared in its own way."""
+
+    def __eq__(self, other: object) -> bool:
+        return str(other).upper() == self.upper()
+
+    __hash__ = str.__hash__
+
+
 class Liar:
     """Says of itself whatever is asked for."""
 
@@ -96,13 +105,14 @@ DIFFERENT = [
     (Color.RED, Color.BLUE),
     (Point(1), Point(2)),
     (Point(1, Point(2)), Point(1, Point(3))),
-    (Pair(1, "a"), (1, "a")),
+    (Pair(1, "a"), [1, "a"]),
     (Slotted(1), Slotted(2)),
     (Private(1), Private(2)),
-    (collections.OrderedDict(a=1), {"a": 1}),
+    (collections.OrderedDict(a=1), {"a": 2}),
     (collections.Counter("ab"), collections.Counter("aab")),
     (collections.deque([1]), collections.deque([2])),
-    (Carrier(b"a"), b"a"),
+    (Carrier(b"a"), Carrier(b"b")),
+    (Loud("a"), "a"),
     (bytearray(b"a"), bytearray(b"b")),
     (ValueError("a"), ValueError("b")),
     (ValueError("a"), TypeError("a")),
@@ -114,6 +124,32 @@ DIFFERENT = [
 @pytest.mark.parametrize(("one", "other"), DIFFERENT, ids=lambda value: type(value).__name__)
 def test_different_values_have_different_texts(one: object, other: object) -> None:
     assert encode(one) != encode(other) and UNKNOWN not in (encode(one), encode(other))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Pair(1, "a"), (1, "a")),
+        ([Pair(1, "a")], [(1, "a")]),
+        (collections.OrderedDict(a=1), {"a": 1}),
+        (collections.Counter("aab"), {"a": 2, "b": 1}),
+        (collections.defaultdict(list, a=[1]), {"a": [1]}),
+        (Carrier(b"a"), b"a"),
+        (bytearray(b"a"), b"a"),
+        (frozenset("ab"), set("ab")),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_values_that_compare_as_equal_have_one_text(one: object, other: object) -> None:
+    assert one == other and encode(one) == encode(other)
+
+
+def test_how_a_class_stores_its_data_and_where_it_is_defined_does_not_matter() -> None:
+    def made(module: str, name: str) -> Any:
+        return type("Stack", (), {"__module__": module, "__init__": lambda self, data: setattr(self, name, data)})
+
+    one, other = made("pkg.stack", "_items"), made("pkg._inner", "_data")
+    assert encode(one([1, 2])) == encode(other([1, 2])) != encode(other([1, 3]))
 
 
 def test_no_method_of_a_value_is_called() -> None:

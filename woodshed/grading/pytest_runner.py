@@ -232,27 +232,30 @@ def _record_values(encoder: str) -> list[str]:
     """
     scope: dict[str, Any] = {"__name__": "encoder"}
     exec(encoder, scope)
-    encode, plain = scope["encode"], scope["plain"]
+    encode, plain, rounded = scope["encode"], scope["plain"], scope["rounded"]
     seen: list[str] = []
+
+    def text_of(value: Any) -> str:
+        try:
+            return str(encode(value))
+        except Exception:
+            return "?"
+
+    def note(text: str) -> None:
+        if len(seen) < _MOST_VALUES:
+            seen.append(text if len(text) <= _LONGEST else f"long {sha256(rounded(text).encode()).hexdigest()}")
 
     def woodshed_seen(*values: Any) -> None:
         for value in values:
-            try:
-                text = encode(value)
-            except Exception:
-                text = "?"
-            if len(seen) < _MOST_VALUES:
-                seen.append(text if len(text) <= _LONGEST else f"long {sha256(text.encode()).hexdigest()}")
+            note(text_of(value))
 
     def woodshed_step(value: Any) -> Any:
         try:
             known = plain(value)
         except Exception:
             known = False
-        if known:
-            woodshed_seen(value)
-        elif len(seen) < _MOST_VALUES:
-            seen.append("?")
+        text = text_of(value) if known else "?"
+        note(f"[{text[1:-1]}]" if text.startswith("(") else text)  # a test that unpacks a sequence accepts a list
         return value
 
     builtins.woodshed_seen, builtins.woodshed_step = woodshed_seen, woodshed_step  # type: ignore[attr-defined]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from .analogy import Change, predictions
 from .other_constants import DRAWN
 from .pytest_alter import THE_END
 from .results import TestRun
+from .value_runner import rounded
 
 Values = dict[str, list[str]]
 """Test (of an altered file) -> canonical text of the values that it recorded, in order."""
@@ -25,7 +28,12 @@ _ALTERED = re.compile(r"_with_(?:other_)?([a-z]+)(?=\.[^./:]+::)")
 _GUESSED = ("true", "false", "null", "undefined")
 _FEWEST = 3
 """Fewer values than this can be guessed if each is true, false or null."""
-_FLOAT = re.compile(r"\bf(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)")
+_NUMBER = r"f?-?\d+(?:\.\d+)?(?:e[+-]?\d+)?|f-?inf|fnan|true|false"
+_TOKEN = re.compile(rf'"(?:[^"\\]|\\.?)*(?:"|\Z)|(?<![\w.])(?:{_NUMBER})(?![\w.])', re.DOTALL)
+"""Strings, which may be whatever a submission likes, and numbers outside of them."""
+_LONGEST = 8192
+"""Maximum characters of a text whose numbers are read; those of a run are shorter, unless a submission forged them."""
+_TRUTH = {"true": "1", "false": "0"}
 
 
 @dataclass(frozen=True)
@@ -69,9 +77,8 @@ def reference_of(first: Values, second: Values, known: Known) -> Reference:
         telling[test] = []
         for n, value in enumerate(values[test]):
             shown, before, given = (of[n] if n < len(of) else None for of in sources)
-            told = value is not None and value not in inputs and value not in (shown, given)
-            told = told and value not in predictions(shown, changes, before, given)
-            telling[test].append(value if told else None)
+            anyway = (shown, given), inputs, predictions(shown, changes, before, given)
+            telling[test].append(None if value is None or any(_among(value, texts) for texts in anyway) else value)
     return Reference(values, telling)
 
 
@@ -80,7 +87,7 @@ def without(found: Reference, answered: Values) -> Reference:
     telling: Expected = {}
     for test, values in found.telling.items():
         seen = answered.get(test, [])
-        telling[test] = [None if n < len(seen) and seen[n] == value else value for n, value in enumerate(values)]
+        telling[test] = [None if n < len(seen) and same(seen[n], value) else value for n, value in enumerate(values)]
     return Reference(found.values, telling)
 
 
@@ -98,9 +105,9 @@ def objection(known: Reference, seen: Values, share: float, *, keyed: bool = Fal
     if keyed and total(secret) >= _FEWEST:
         parts.append((secret, share / 2, " that nobody could know"))
     for expected, least, which in parts:
-        count, same = total(expected), _same(expected, seen)
-        if same < least * count:
-            return f"{count - same} of {count} values differ from the solution's where tests have other inputs{which}"
+        count, right = total(expected), _same(expected, seen)
+        if right < least * count:
+            return f"{count - right} of {count} values differ from the solution's where tests have other inputs{which}"
     return ""
 
 
@@ -110,14 +117,16 @@ def total(expected: Expected) -> int:
 
 
 def _same(expected: Expected, seen: Values) -> int:
-    return sum(a == b for test, values in expected.items() for a, b in zip(values, seen.get(test, ())) if a is not None)
+    return sum(
+        same(a, b) for test, values in expected.items() for a, b in zip(values, seen.get(test, ())) if a is not None
+    )
 
 
 def agreed(values: Mapping[str, Sequence[str | None]], again: Values) -> Expected:
     """Keep the values that are equal in ``again``; others, unknown values and statuses of failed tests become None."""
     return {
         test: [
-            a if a == b and a != _UNKNOWN and not _FAILED.match(a or "") else None
+            a if same(a, b) and a != _UNKNOWN and not _FAILED.match(a or "") else None
             for a, b in zip(of_test, again.get(test, ()))
         ]
         for test, of_test in values.items()
@@ -173,11 +182,43 @@ def _by_place(values: Values) -> dict[tuple[str, int], list[str]]:
 def values_of(run: TestRun) -> Values:
     """Return the values that each altered test recorded, or its status if it recorded none."""
     return {
-        test: [_rounded(value) for value in result.seen] or [f"status {result.status}"]
+        test: [rounded(value) for value in result.seen] or [f"status {result.status}"]
         for test, result in run.results.items()
     }
 
 
-def _rounded(text: str) -> str:
-    """Round floats to nine digits: two correct ways to compute one may differ in the last bit."""
-    return _FLOAT.sub(lambda match: f"f{float(match[1]):.9g}", text)
+def same(a: str | None, b: str | None) -> bool:
+    """Return whether two texts are of equal values: numbers of different types may be equal, floats may be close.
+
+    The tolerance is that of ``pytest.approx`` up to 1,000; above, a thousandth or, if that is less, nine digits.
+    """
+    if a == b or a is None or b is None or max(len(a), len(b)) > _LONGEST:
+        return a == b
+    (one, numbers), (other, others) = _split(a), _split(b)
+    return one == other and all(map(_close, numbers, others))
+
+
+def _among(value: str, known: Iterable[str | None]) -> bool:
+    return any(same(value, other) for other in known)
+
+
+@lru_cache(maxsize=4096)
+def _split(text: str) -> tuple[str, tuple[str, ...]]:
+    """Split a text into what is no number, and its numbers."""
+    numbers: list[str] = []
+
+    def taken(match: re.Match[str]) -> str:
+        if match[0].startswith('"'):
+            return match[0]
+        numbers.append(_TRUTH.get(match[0], match[0]))
+        return "#"
+
+    return _TOKEN.sub(taken, text), tuple(numbers)
+
+
+def _close(a: str, b: str) -> bool:
+    if a == b or "f" not in a + b:
+        return a == b
+    x, y = float(a.removeprefix("f")), float(b.removeprefix("f"))
+    near = min(1e-6 * max(abs(x), abs(y)), 1e-3)
+    return math.isclose(x, y, rel_tol=1e-9, abs_tol=max(1e-12, near))

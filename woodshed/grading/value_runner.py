@@ -1,8 +1,9 @@
 """Encoder of values as text, for altered tests; runs inside the box. Standard library only.
 
-Plain values have the text of ``cases_runner.encode``. Values of other types are described by the data that they hold,
-read without calling any method of a submission; no text contains an address. Objects show their public attributes, and
-the private ones only if they have no others, because how an object stores its data is an internal detail of its class.
+Plain values have the text of ``cases_runner.encode``, except that values of two built-in types that compare as equal
+have one text. Values of other types are described by the data that they hold, read without calling any method of a
+submission; no text contains an address. Objects show their public attributes, and the values of private ones only if
+they have no others, because how an object stores its data, and in which module its class is defined, are internal.
 """
 
 import array
@@ -27,6 +28,7 @@ UNKNOWN = "?"
 
 _DEPTH = 24
 _NODES = 3000
+_FLOAT = re.compile(r"\bf(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)")
 _PRIVATE = re.compile(r"cache|lock|hash|memo|weak", re.IGNORECASE)
 """Names of private attributes that are not data."""
 _EXACT = {
@@ -35,7 +37,7 @@ _EXACT = {
     complex: lambda v: f"complex {v!r}",
     range: lambda v: f"{v!r}",
     slice: lambda v: f"{v!r}",
-    bytearray: lambda v: f"bytearray {v.hex()}",
+    bytearray: lambda v: f"b{v.hex()}",
     memoryview: lambda v: f"memoryview {v.tobytes().hex()}",
     datetime.date: lambda v: f"date {v.isoformat()}",
     datetime.timedelta: lambda v: f"timedelta {v.days} {v.seconds} {v.microseconds}",
@@ -49,12 +51,19 @@ _EXACT = {
 }
 _CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
 _SCALARS = (str, bytes, int, float, complex, bytearray, decimal.Decimal, datetime.date, datetime.timedelta)
+_EQUAL = (list, tuple, dict, set, frozenset, str, bytes, int, float, collections.OrderedDict, collections.Counter)
+"""Types that compare instances of subclasses by the data of the built-in type, unless the subclass compares itself."""
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 
 
 def encode(value: "Any") -> str:
     """Return the canonical text of a value; ``?`` if it holds no data. Raises ValueError if it is too large."""
     return _Encoder().text(value, 0)
+
+
+def rounded(text: str) -> str:
+    """Round the floats of a text to nine digits: two correct ways to compute one may differ in the last bit."""
+    return _FLOAT.sub(lambda match: f"f{float(match[1]) + 0.0:.9g}", text)
 
 
 def plain(value: "Any") -> bool:
@@ -114,8 +123,10 @@ class _Encoder:
             parts.append(self.text(BaseException.__dict__["args"].__get__(value), depth))
         elif kind is zoneinfo.ZoneInfo:
             parts.append(str(value.key))
-        else:
-            parts += self._attributes(value, kind, depth, bare=not parts)
+        elif kind is not collections.defaultdict and (found := self._attributes(value, kind, depth, bare=not parts)):
+            parts += found
+        elif len(parts) == 1 and _compares_data(kind):
+            return parts[0]
         return f"<{_name(kind)}{''.join(' ' + part for part in parts)}>" if parts else UNKNOWN
 
     def _contents(self, value: "Any", base: type, depth: int) -> str:
@@ -124,7 +135,7 @@ class _Encoder:
             return "{" + ",".join(sorted(pairs)) + "}"
         inner = [self.text(item, depth) for item in base.__iter__(value)]  # type: ignore[attr-defined]
         if base is set or base is frozenset:
-            return ("s{" if base is set else "z{") + ",".join(sorted(inner)) + "}"
+            return "s{" + ",".join(sorted(inner)) + "}"
         return f"({','.join(inner)})" if base is tuple else f"[{','.join(inner)}]"
 
     def _function(self, value: "Any", kind: type) -> str:
@@ -137,7 +148,9 @@ class _Encoder:
         found = _data(value, kind)
         public = {k: v for k, v in found.items() if not k.startswith("_")}
         if not public and bare:
-            public = {k: v for k, v in found.items() if not k.startswith("__") and not _PRIVATE.search(k)}
+            private = [v for k, v in found.items() if not k.startswith("__") and not _PRIVATE.search(k)]
+            shown = sorted(text for text in (self.text(v, depth) for v in private) if text != UNKNOWN)
+            return [f"{{{','.join(shown)}}}"] if shown else []
         texts = {k: self.text(v, depth) for k, v in public.items()}
         known = {k: text for k, text in texts.items() if text != UNKNOWN}
         return ["{" + ",".join(f"{k}={known[k]}" for k in sorted(known)) + "}"] if known else []
@@ -160,6 +173,14 @@ def _data(value: "Any", kind: type) -> dict:
     return found
 
 
+def _compares_data(kind: type) -> bool:
+    """Return whether instances of a class are compared by the data of a built-in type."""
+    for base in type.__dict__["__mro__"].__get__(kind):
+        if "__eq__" in type.__dict__["__dict__"].__get__(base):
+            return base in _EQUAL
+    return False
+
+
 def _slot(value: "Any", name: str) -> "Any":
     return object.__getattribute__(value, name)
 
@@ -169,10 +190,7 @@ def _found(value: "Any", name: str) -> "Any":
 
 
 def _name(kind: type) -> str:
-    own = type.__dict__["__dict__"].__get__(kind)
-    module = own.get("__module__", "")
-    name = type.__dict__["__qualname__"].__get__(kind)
-    return f"{module if type(module) is str else ''}.{name}"
+    return str(type.__dict__["__qualname__"].__get__(kind))
 
 
 def _scalar(value: "Any", base: "Any") -> str:
