@@ -16,7 +16,7 @@ from woodshed.grading.pytest_alter import THE_END, alter
 from woodshed.grading.pytest_given import only
 from woodshed.grading.results import TestResult, TestRun, _parse
 from woodshed.grading.settings import GradingSettings
-from woodshed.grading.telling import Known, objection, plain, reference_of, same, values_of
+from woodshed.grading.telling import Known, by_heart, objection, plain, problem_of, reference_of, same, values_of
 from woodshed.grading.value_runner import rounded
 from woodshed.grading.verify import grade
 from woodshed.tasks.validate.check import check_folders
@@ -242,6 +242,27 @@ def test_who_knows_only_the_public_inputs_is_not_believed_under_a_key() -> None:
     assert not objection(found, {**public, **wrong, **half}, 0.9, keyed=True), "a right solution may differ a little"
     few = reference_of({**public, **half}, {**public, **half}, Known())
     assert not objection(few, {**public, **wrong}, 0.9, keyed=True), "of two values nothing is asked"
+
+
+def test_every_test_and_every_kind_of_answer_needs_right_values() -> None:
+    """A table of the visible answers with ``None`` for other inputs is right about nearly all of them."""
+    most = {f"a_with_other_numbers.py::most[{n}]": [f'"{n}"'] for n in range(40)}
+    few = {f"a_with_other_numbers.py::few[{n}]": [f'"x{n}"'] for n in range(2)}
+    nothing = {f"a_with_other_numbers.py::few[no {n}]": ["null"] for n in range(30)}
+    found = reference_of({**most, **few, **nothing}, {**most, **few, **nothing}, Known())
+    wrong = {test: ["null"] for test in few}
+    assert not objection(found, {**most, **wrong, **nothing}, 0.9)
+    assert "2 of 2 values of a.py::few differ" in by_heart(found, {**most, **wrong, **nothing}, 0.9)
+    assert "30 of 30 values of a.py::few differ" in by_heart(found, {**most, **few}, 0.9)
+    half = dict([*few.items()][:1])
+    assert not by_heart(found, {**most, **wrong, **half, **dict([*nothing.items()][:1])}, 0.9)
+
+
+def test_one_constant_on_all_other_inputs_tells_nothing() -> None:
+    nothing = {f"a_with_other_numbers.py::t[{n}]": ["null"] for n in range(30)}
+    assert "one constant" in problem_of(reference_of(nothing, nothing, Known()))
+    some = {**nothing, "a_with_other_numbers.py::t[31]": ["true"]}
+    assert not problem_of(reference_of(some, some, Known()))
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
-"""Fixes that pass the tests and are written in another form than the solution are rewarded."""
+"""Fixes that pass the tests and are written in another form than the solution are rewarded; half a fix is not."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -129,5 +129,25 @@ def test_another_form_of_the_fix_is_rewarded(tmp_path: Path, in_boxes: Any, name
         files = {"shapes/measure.py": fixed.encode(), "shapes/_stack.py": STACK.encode()}
         outcome = await grade(task, files, backend, layers)
         assert outcome.resolved, outcome.detail
+
+    in_boxes(run)
+
+
+def test_one_of_two_functions_by_heart_is_not_rewarded(tmp_path: Path, in_boxes: Any) -> None:
+    """Nearly all values belong to the function that is fixed."""
+    form = FORMS["an iterator in place of a list"]
+    many = "".join(f"    assert area({n}, {n + 3}) == {n * (n + 3)}\n" for n in range(3, 23))
+
+    async def run(backend: Any, layers: Any) -> None:
+        one = replace(form, test="assert parts('abcdefgh', 3) == ['abc', 'def', 'gh']\n")
+        task = _task(tmp_path, layers, one)
+        file = tmp_path / "tests" / "workspace" / "tests" / "test_measure.py"
+        file.write_text(file.read_text().replace("    assert area(2, 3) == 6\n", many))
+        known = form.given.replace("[items]", "['abc', 'def', 'gh'] if items == 'abcdefgh' else [items]")
+        half = f"{known}\n\n{toy.SHAPES}".replace(GIVEN_AREA, FIXED_AREA)
+        cheat = await grade(task, {"shapes/measure.py": half.encode()}, backend, layers)
+        assert not cheat.resolved and "test_long_area differ" in cheat.detail, cheat.detail
+        honest = await grade(task, task.solution_files(), backend, layers)
+        assert honest.resolved, honest.detail
 
     in_boxes(run)

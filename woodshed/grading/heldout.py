@@ -32,7 +32,7 @@ from .pytest_alter import alter
 from .pytest_given import literals, only, placeholders
 from .pytest_grader import import_path, lay_tests, run_pytest, test_timeout
 from .results import TestRun
-from .telling import Reference, Values, agreed, objection, problem_of, reference_of, total, values_of
+from .telling import Reference, Values, agreed, by_heart, objection, problem_of, reference_of, total, values_of
 
 Lay = Callable[[Sandbox], Awaitable[None]]
 T = TypeVar("T")
@@ -68,7 +68,8 @@ async def held_out(
 
     ``changed``: new files of the submission. At least ``share`` of all values must equal the reference solution's, and
     at least ``share`` of the values that neither the task's own files give nor the visible tests have; otherwise it
-    would be enough to memorise the visible answers and to leave the rest unchanged. ``share`` 0 skips the check.
+    would be enough to memorise the visible answers and to leave the rest unchanged. Every test must have some of these
+    (``by_heart``), so that all of several changed functions must be fixed. ``share`` 0 skips the check.
     Submissions to a task whose tests give no values (no constants, only objects) cannot be checked and pass. Raises
     SandboxError if the sandbox fails and EndlessError if the solution's own run does not end.
     """
@@ -78,7 +79,7 @@ async def held_out(
     if not total(known.values):
         return ""
     seen, _ = await _values(task, KINDS, changed, lay, backend, layers, how)
-    if not objection(known, seen, share, keyed=bool(how.key)):
+    if not _objection(known, seen, share, how):
         return ""
     # Values that depend on the clock may agree twice by chance, so the solution runs once more, after the submission.
     later, whole = await _solution_values(task, KINDS, backend=backend, layers=layers, how=how)
@@ -88,7 +89,11 @@ async def held_out(
             raise EndlessError(f"{task.path}: every value that tells a fix from a trick differs between runs")
         known = again
         _keep(_references, (task.digest, how.key), known)
-    return objection(known, seen, share, keyed=bool(how.key))
+    return _objection(known, seen, share, how)
+
+
+def _objection(known: Reference, seen: Values, share: float, how: Altering) -> str:
+    return objection(known, seen, share, keyed=bool(how.key)) or by_heart(known, seen, share)
 
 
 async def drawn(task: Task, backend: Backend, layers: LayerStore, how: Altering) -> tuple[Altering, Reference]:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import zip_longest
 
 from .analogy import Change, predictions
 from .other_constants import DRAWN
@@ -111,6 +112,27 @@ def objection(known: Reference, seen: Values, share: float, *, keyed: bool = Fal
     return ""
 
 
+def by_heart(known: Reference, seen: Values, share: float) -> str:
+    """Return the objection that a part of the answers ``seen`` is not computed, '' if there is none.
+
+    Most values may belong to one of several changed functions, or be one constant. So of each test, half of ``share``
+    is also required of the telling values that nobody could guess, and one of those that are true, of those that are
+    false, and so on, if there are enough.
+    """
+    parts: dict[tuple[str, str], list[bool]] = {}
+    for test, (function, _) in places(known.telling).items():
+        for value, answer in zip_longest(known.telling[test], seen.get(test, ())):
+            if value is not None:
+                kind = value if value in _GUESSED else ""
+                parts.setdefault((function, kind), []).append(same(value, answer))
+    for (function, kind), right in parts.items():
+        enough = sum(right) >= share / 2 * len(right) if not kind else any(right) or len(right) < _FEWEST
+        if not enough:
+            wrong = len(right) - sum(right)
+            return f"{wrong} of {len(right)} values of {function} differ from the solution's on other inputs"
+    return ""
+
+
 def total(expected: Expected) -> int:
     """Number of known values."""
     return sum(value is not None for values in expected.values() for value in values)
@@ -143,13 +165,14 @@ def problem_of(found: Reference) -> str:
     """Return the reason why a fix of the task cannot be distinguished from a trick, '' if it can.
 
     Tests and code share a process, so only values that the code has not seen count. Of these, only values that neither
-    the given files nor the visible tests have count; otherwise memorised answers would pass.
+    the given files nor the visible tests have count, and they must not be one constant; otherwise memorised answers
+    would pass.
     """
     if not plain(found.values):
         return "its failing tests compare no values that can be checked on other inputs"
     told = plain(found.telling)
-    if all(value in _GUESSED for value in told) and len(told) < _FEWEST:
-        return "on other inputs the given files, or the visible answers, are right already"
+    if all(value in _GUESSED for value in told) and (len(told) < _FEWEST or len(set(told)) == 1):
+        return "on other inputs the given files, the visible answers, or one constant, are right already"
     return ""
 
 
