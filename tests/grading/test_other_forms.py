@@ -151,3 +151,15 @@ def test_one_of_two_functions_by_heart_is_not_rewarded(tmp_path: Path, in_boxes:
         assert honest.resolved, honest.detail
 
     in_boxes(run)
+
+
+def test_a_slow_fix_has_time_for_each_kind_of_other_inputs(tmp_path: Path, in_boxes: Any) -> None:
+    slow = toy.SHAPES.replace(GIVEN_AREA, f"import time\n\n    time.sleep(1.1)\n    {FIXED_AREA}")
+
+    async def run(backend: Any, layers: Any) -> None:
+        task = toy.toy_task(tmp_path, toy.pytest_layer(layers))
+        task = replace(task, info=replace(task.info, timeout_sec=8.0))
+        outcome = await grade(task, {"shapes/measure.py": slow.encode()}, backend, layers)
+        assert outcome.resolved, outcome.detail
+
+    in_boxes(run)

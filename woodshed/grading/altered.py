@@ -27,7 +27,8 @@ class Altering:
     equal inputs.
 
     ``alter`` takes the source, the kind and a seed. ``run`` takes the ids of the altered tests, without parameters, and
-    fills in ``TestResult.seen``. ``only`` reduces a source to the tests of the given class and function names.
+    fills in ``TestResult.seen``. It has the time of one run for each kind, so that code which passes the visible tests
+    in time is not cut short. ``only`` reduces a source to the tests of the given class and function names.
     ``literals`` maps each function of a source to the values written in it (``""``: in the whole source), ``other``
     replaces such a value in a kind, ``text`` encodes a value as the runner records it. ``given`` returns the files with
     which a task starts, completed so that its tests can be loaded.

@@ -267,7 +267,7 @@ async def _run_pytest(task: Task, box: Sandbox, files: Mapping[str, bytes], ids:
         ids,
         path=import_path(task),
         workdir=task.info.workdir,
-        timeout=task.info.timeout_sec,
+        timeout=len(KINDS) * task.info.timeout_sec,
         test_timeout=test_timeout(task),
         encoder=encoder(),
     )

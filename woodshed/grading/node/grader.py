@@ -15,6 +15,7 @@ from time import perf_counter
 from typing import Any
 
 from woodshed.grading.altered import Altering
+from woodshed.grading.other_constants import KINDS
 from woodshed.grading.pytest_grader import TESTS_PREFIX, grade_by_tests, test_timeout
 from woodshed.grading.results import TestResult, TestRun, how_it_ended, read_run
 from woodshed.record.task import Task
@@ -156,7 +157,7 @@ async def _run_altered(task: Task, box: Sandbox, files: Mapping[str, bytes], ids
         files,
         ids,
         workdir=task.info.workdir,
-        timeout=task.info.timeout_sec,
+        timeout=len(KINDS) * task.info.timeout_sec,
         test_timeout=test_timeout(task),
         values=True,
     )
