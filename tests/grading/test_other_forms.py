@@ -163,3 +163,14 @@ def test_a_slow_fix_has_time_for_each_kind_of_other_inputs(tmp_path: Path, in_bo
         assert outcome.resolved, outcome.detail
 
     in_boxes(run)
+
+
+def test_a_module_with_the_name_of_a_configuration_may_be_formatted(tmp_path: Path, in_boxes: Any) -> None:
+    async def run(backend: Any, layers: Any) -> None:
+        setup = {"shapes/setup.py": b"NAME = 'shapes'\n", "shapes/__init__.py": b"from shapes.setup import NAME\n"}
+        task = toy.toy_task(tmp_path, toy.pytest_layer(layers), extra=setup)
+        fixed = {**task.solution_files(), "shapes/setup.py": b'NAME = "shapes"\n'}
+        outcome = await grade(task, fixed, backend, layers)
+        assert outcome.resolved, outcome.detail
+
+    in_boxes(run)

@@ -1,6 +1,6 @@
 """The ``pytest`` grader: runs the required tests from the grader's own copies in a box no process of the agent touched.
 
-``verify.py`` creates the box and copies the allow-listed files of the submission into it. This module removes stray
+``verify.py`` creates the box and copies the allow-listed files of the submission into it. This module undoes changes to
 configuration, lays the tests and the pytest configuration from the task's ``tests/workspace`` over it, and starts the
 runner (``pytest_runner.py``), which reports each result on its own channel. Every required id must have *passed*. No
 test passes in a run that ends early or whose exit status contradicts its results; a test without a result does not pass
@@ -205,12 +205,14 @@ def _start_files(task: Task, names: Iterable[str]) -> dict[str, bytes]:
 
 
 async def lay_tests(task: Task, box: Sandbox, submission: Mapping[str, bytes]) -> None:
-    """Remove stray configuration of the submission, then lay the grader's own copies of the tests."""
+    """Undo the submission's changes to configuration, then lay the grader's own copies of the tests."""
     prefix = f"{task.info.workdir}/"
-    for name in submission:
-        if is_stray(name):
-            await box.delete(prefix + name)
-    await box.put({prefix + name: data for name, data in _own_tests(task).items()})
+    stray = [name for name in submission if is_stray(name)]
+    for name in stray:
+        await box.delete(prefix + name)
+    # A package may have a module with such a name, which an agent only formats.
+    own = _start_files(task, stray) | _own_tests(task)
+    await box.put({prefix + name: data for name, data in own.items()})
 
 
 def _own_tests(task: Task) -> dict[str, bytes]:
@@ -230,7 +232,7 @@ def _in_the_way(task: Task, names: Iterable[str]) -> str:
 
 
 def is_stray(name: str) -> bool:
-    """Return whether a file could configure the test run or the interpreter; such files of submissions are removed."""
+    """Return whether a file could configure the test run or the interpreter; submissions cannot change such files."""
     path = PurePosixPath(name)
     return path.name in STRAY or path.suffix in STRAY_SUFFIXES
 
