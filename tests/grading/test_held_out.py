@@ -247,15 +247,19 @@ def test_who_knows_only_the_public_inputs_is_not_believed_under_a_key() -> None:
 def test_every_test_and_every_kind_of_answer_needs_right_values() -> None:
     """A table of the visible answers with ``None`` for other inputs is right about nearly all of them."""
     most = {f"a_with_other_numbers.py::most[{n}]": [f'"{n}"'] for n in range(40)}
-    few = {f"a_with_other_numbers.py::few[{n}]": [f'"x{n}"'] for n in range(2)}
+    few = {f"a_with_other_numbers.py::few[{n}]": [f'"x{n}"'] for n in range(4)}
     nothing = {f"a_with_other_numbers.py::few[no {n}]": ["null"] for n in range(30)}
     found = reference_of({**most, **few, **nothing}, {**most, **few, **nothing}, Known())
     wrong = {test: ["null"] for test in few}
     assert not objection(found, {**most, **wrong, **nothing}, 0.9)
-    assert "2 of 2 values of a.py::few differ" in by_heart(found, {**most, **wrong, **nothing}, 0.9)
+    assert "4 of 4 values of a.py::few differ" in by_heart(found, {**most, **wrong, **nothing}, 0.9)
     assert "30 of 30 values of a.py::few differ" in by_heart(found, {**most, **few}, 0.9)
-    half = dict([*few.items()][:1])
+    half = dict([*few.items()][:2])
     assert not by_heart(found, {**most, **wrong, **half, **dict([*nothing.items()][:1])}, 0.9)
+    small = {f"a_with_other_numbers.py::small{n}[0]": [f'"y{n}"'] for n in range(3)}
+    two, three = ({**most, **dict([*small.items()][:n])} for n in (2, 3))
+    assert not by_heart(reference_of(two, two, Known()), most, 0.9), "a right solution may differ in one or two"
+    assert "3 of 3 values of small tests differ" in by_heart(reference_of(three, three, Known()), most, 0.9)
 
 
 def test_one_constant_on_all_other_inputs_tells_nothing() -> None:
