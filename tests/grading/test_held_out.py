@@ -358,3 +358,11 @@ def test_a_task_must_tell_a_fix_from_a_guess(tmp_path: Path, in_boxes: Any) -> N
         assert "right already" in right.failures["guess"], str(right)
 
     in_boxes(run)
+
+
+def test_an_input_is_known_in_any_type_of_number() -> None:
+    t = "a_with_other_numbers.py::t"
+    values = ["f3", "[f1,2]", "f2.5", "f0", "4", '"f2"']
+    inputs = frozenset(["3", "[1,f2.0]", "f2.500000001", "f1e-17", '"f1"', "5"])
+    found = reference_of({t: values}, {t: values}, Known(inputs={t: inputs}))
+    assert found.telling == {t: [None, None, None, None, "4", '"f2"']}

@@ -78,8 +78,9 @@ def reference_of(first: Values, second: Values, known: Known) -> Reference:
         telling[test] = []
         for n, value in enumerate(values[test]):
             shown, before, given = (of[n] if n < len(of) else None for of in sources)
-            anyway = (shown, given), inputs, predictions(shown, changes, before, given)
-            telling[test].append(None if value is None or any(_among(value, texts) for texts in anyway) else value)
+            anyway = (shown, given, *predictions(shown, changes, before, given))
+            known_anyway = value is None or _among(value, inputs) or any(same(value, text) for text in anyway)
+            telling[test].append(None if known_anyway else value)
     return Reference(values, telling)
 
 
@@ -224,8 +225,31 @@ def same(a: str | None, b: str | None) -> bool:
     return one == other and all(map(_close, numbers, others))
 
 
-def _among(value: str, known: Iterable[str | None]) -> bool:
-    return any(same(value, other) for other in known)
+def _among(value: str, texts: frozenset[str]) -> bool:
+    """Return whether a value is the ``same`` as one of many texts."""
+    if value in texts or len(value) > _LONGEST:
+        return value in texts
+    form, numbers = _split(value)
+    known = _by_form(texts).get(form, set())
+    if tuple(map(_whole, numbers)) in known:
+        return True
+    return any("f" in number for number in numbers) and any(all(map(_close, numbers, others)) for others in known)
+
+
+@lru_cache(maxsize=256)
+def _by_form(texts: frozenset[str]) -> dict[str, set[tuple[str, ...]]]:
+    """Map what texts hold besides numbers to the numbers of each; a test file may have thousands of constants."""
+    found: dict[str, set[tuple[str, ...]]] = {}
+    for text in texts:
+        form, numbers = _split(text)
+        found.setdefault(form, set()).add(tuple(map(_whole, numbers)))
+    return found
+
+
+def _whole(number: str) -> str:
+    """Return the text of a number as an int, if it is a float without a fraction."""
+    text = number.removeprefix("f").removesuffix(".0")
+    return text if text.removeprefix("-").isdigit() else number
 
 
 @lru_cache(maxsize=4096)
