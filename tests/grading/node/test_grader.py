@@ -20,7 +20,7 @@ from woodshed.grading.verify import grade
 from woodshed.record.task import Task
 from woodshed.tasks.validate.gates import check_task
 
-from .toy import FAILING, MEASURE, toy_task
+from .toy import FAILING, FILE, MEASURE, toy_task
 
 Boxes = Callable[[Any], Any]
 BY_NAME = {e.name: e for e in (*CONTROLS, *EXPLOITS)}
@@ -52,6 +52,21 @@ def test_a_fix_of_another_form_passes(task: Task, in_boxes: Boxes) -> None:
         "return width + height;", "let sum = 0;\n  for (let i = 0; i < height; i++) sum += width;\n  return sum;"
     )
     outcome = in_boxes(lambda backend, layers: grade(task, {"lib/measure.js": code.encode()}, backend, layers))
+    assert outcome.resolved, outcome.detail
+
+
+def test_an_order_that_the_test_sorts_away_does_not_matter(task: Task, in_boxes: Boxes) -> None:
+    given, fixed = "  return width + height;", "  return [...new Set(width + height)].sort();"
+    test = (task.path / "tests/workspace" / FILE).read_text()
+    test = test.replace("measure.area(2, 3), 6", "measure.area('hello', 'low').sort().join(''), 'ehlow'")
+    test = test.replace("measure.area(10, 7), 70", "Array.from(measure.area('ban', 'ana')).sort().join(), 'a,b,n'")
+    test = test.replace("  assert.strictEqual(measure.area(1, 1), 1);\n", "")
+    for folder in ("tests/workspace", "environment/workspace"):
+        (task.path / folder / FILE).write_text(test)
+    (task.path / "solution/workspace/lib/measure.js").write_text(MEASURE.replace(given, fixed))
+    other = MEASURE.replace(given, fixed.replace(".sort()", ".reverse()")).encode()
+    task = Task.load(task.path)
+    outcome = in_boxes(lambda backend, layers: grade(task, {"lib/measure.js": other}, backend, layers))
     assert outcome.resolved, outcome.detail
 
 

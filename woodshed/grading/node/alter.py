@@ -28,6 +28,8 @@ _METHODS = words(
 )
 _FUNCTIONS = words("assert ok equal deepEqual strictEqual deepStrictEqual notEqual notStrictEqual notDeepEqual")
 _RAISES = re.compile(r"(?i)throw|reject|raise")
+_CONVERTERS = words("Array.from String Number JSON.parse")
+_NORMALISERS = words("sort trim join split toLowerCase toUpperCase toString")
 _TITLED = words("describe context suite it specify test only skip todo before after beforeEach afterEach")
 _BY_NAME = _TITLED | words("require import plan timeout setTimeout retries slow")
 _CONSTANTS = words("number string true false null undefined regex")
@@ -154,13 +156,16 @@ def _other_source(type_: str, old: str, kind: Kind, seed: str) -> str:
 
 
 def _is_argument(node: Node) -> bool:
-    """Return whether another call uses the result of a call: of ``f`` in ``g(f(x))`` and in ``f(x).g()``."""
+    """Return whether another call uses the result of a call: of ``f`` in ``g(f(x))`` and in ``f(x).g()``. A conversion
+    does not count; the test sees only what it gives."""
     above = node.parent
     if above is None:
         return False
     if above.type == "arguments":
-        return True
-    return above.type == "member_expression" and above.child_by_field_name("object") == node
+        return above.parent is None or text(above.parent.child_by_field_name("function")) not in _CONVERTERS
+    if above.type != "member_expression" or above.child_by_field_name("object") != node:
+        return False
+    return text(above.child_by_field_name("property")) not in _NORMALISERS
 
 
 def _is_result(node: Node) -> bool:
