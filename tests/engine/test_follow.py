@@ -1,12 +1,14 @@
 """A real engine follows a chain: decoded beside it, paused only to swap, in whatever order it is told."""
 
 import asyncio
+import shutil
 import threading
 import uuid
 from pathlib import Path
 
 import pytest
 
+from woodshed.engine.local import LocalEngine
 from woodshed.engine.opening import ChainWatch
 from woodshed.engine.protocol import EngineError, Sampling
 from woodshed.weights.chain import Publisher
@@ -220,5 +222,49 @@ def test_a_chain_replaced_by_one_with_lower_numbers_is_shown_and_not_served(tmp_
             with pytest.raises(EngineError, match="restart its followers"):
                 await watching.follow(4)
             assert engine.version == 3 and await samples_from(engine, 3)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("published_again", [False, True])
+def test_a_chain_that_went_back_is_shown_and_not_taken_for_the_one_before(
+    tmp_path: Path, published_again: bool
+) -> None:
+    async def main() -> None:
+        chain, backup = tmp_path / "chain", tmp_path / "backup"
+        publisher = Publisher(chain, fsync=False)
+        publisher.publish(0, clone_state(POLICIES[0]))
+        publisher.publish(1, clone_state(POLICIES[1]))
+        shutil.copytree(chain, backup)
+        publisher.publish(2, clone_state(POLICIES[2]))
+        async with running(decoder(seed=0)) as engine:
+            watching = watch(engine, str(chain))
+            await watching.catch_up()
+            assert engine.version == 2 and not engine.stats()["weights_stale"]
+            Publisher(chain, fsync=False)  # a trainer that was started again changes nothing
+            await watching.catch_up()
+            assert not engine.stats()["weights_stale"]
+            shutil.rmtree(chain)
+            shutil.copytree(backup, chain)
+            if published_again:
+                Publisher(chain, fsync=False).publish(2, clone_state(POLICIES[3]))
+            await watching.catch_up()
+            assert "version 2, which came from this chain" in engine.stats()["weights_problem"]["reason"]
+
+    asyncio.run(main())
+
+
+def test_a_policy_that_is_newer_than_its_chain_is_shown(tmp_path: Path) -> None:
+    async def main() -> None:
+        publisher = Publisher(tmp_path / "chain", fsync=False)
+        publisher.publish(1, clone_state(POLICIES[1]))
+        engine = LocalEngine(decoder(seed=0), version=2)
+        watching = watch(engine, str(tmp_path / "chain"))
+        await watching.catch_up()
+        assert "version 1 is the newest, but the policy is of version 2" in engine.stats()["weights_problem"]["reason"]
+        publisher.publish(3, clone_state(POLICIES[3]))
+        await watching.catch_up()
+        assert not engine.stats()["weights_stale"] and await samples_from(engine, 3)
+        await engine.close()
 
     asyncio.run(main())

@@ -90,6 +90,11 @@ class ChainWatch:
             if version is not None and image is not None and version > self.engine.version:
                 state = await asyncio.to_thread(assemble, image)
                 await self.engine.update_weights(version, state, kv=self.engine.settings.swap)
+            elif version is not None and version < self.engine.version:
+                problem = problem or ChainError(
+                    f"version {version} is the newest, but the policy is of version {self.engine.version}; serve it "
+                    "without this chain, or from a policy that the chain began with"
+                )
             if problem is not None:
                 raise problem
         except ChainError as error:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from .delta import Wanted, decode_part
-from .errors import ChainError, TornVersion, WrongBase
+from .errors import ChainError, ChainReplaced, TornVersion, WrongBase
 from .fence import Writers
 from .image import Image, State, assemble, digest, take
 from .manifest import Kind, Manifest, fetch_ahead, read_manifest, version_key, versions
@@ -65,6 +65,8 @@ class Follower:
         self._writers = Writers(self.store)
         self._chain: str | None = None
         """Identity of the chain that the held version came from."""
+        self._publisher: str | None = None
+        """Token of the newest publisher under which the chain was seen to have the held version."""
 
     @property
     def image(self) -> Image | None:
@@ -148,11 +150,12 @@ class Follower:
 
     def _paths(self, up_to: int | None) -> list[Path]:
         """Paths to the newest reachable version, the fewest bytes first; then paths to older ones."""
-        found = versions(self.store, above=self.version)
+        found = versions(self.store, above=None if self.version is None else self.version - 1)
         self._writers.look()
         if self._chain is not None and self.version is not None:
             self._writers.check_same(self._chain, self.version)
-        newer = [v for v in found if up_to is None or v <= up_to]
+            self._check_held(self.version, found)
+        newer = [v for v in found if v != self.version and (up_to is None or v <= up_to)]
         self._unreadable = None
         self._manifests = {v: m for v in newer if (m := self._manifest(v)) is not None}
         following = {m.base: v for v, m in self._manifests.items() if "delta" in m.kinds}
@@ -170,6 +173,24 @@ class Follower:
             if path and at is not None:
                 ways.append((-at, cost, path))
         return [path for _, _, path in sorted(ways, key=lambda way: way[:2])]
+
+    def _check_held(self, version: int, found: list[int]) -> None:
+        """Raise ChainReplaced if the chain went back: its newest version is older than the held one, or the held number
+        has other weights now. ``found``: versions from the held one on."""
+        newest = self._writers.newest
+        gone = not found  # the newest version is never deleted
+        if newest is not None and newest.token != self._publisher and version in found:
+            try:
+                gone = read_manifest(self.store, version).digest != self._digest
+            except (FileNotFoundError, TornVersion):
+                return
+            if not gone:
+                self._publisher = newest.token
+        if gone:
+            raise ChainReplaced(
+                f"{self.store.url}: version {version}, which came from this chain, is no longer in it, as after a "
+                "restored backup; restart its followers"
+            )
 
     def _manifest(self, version: int) -> Manifest | None:
         try:
