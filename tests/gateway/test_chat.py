@@ -357,6 +357,11 @@ def test_any_id_leads_to_its_own_trajectory() -> None:
             else:
                 await site.admin.delete(id)
             assert [each["id"] for each in await site.admin.list()] == ["t", *ids[number + 1 :]]
+        for id in ('"t\\n"', '"a\\nb"', '"\\ud800"'):  # no path leads there, or one to "t"
+            headers = {"authorization": f"Bearer {ADMIN}"}
+            refused = await site.http.post("/admin/trajectories", content=f'{{"id": {id}}}', headers=headers)
+            assert refused.status_code == 400 and refused.json()["error"]["message"].startswith("id:")
+        assert [each["id"] for each in await site.admin.list()] == ["t"]
 
     run(ScriptedEngine(replies()), test)
 

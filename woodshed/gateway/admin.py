@@ -72,6 +72,10 @@ class Admin:
         id = data.get("id")
         if not isinstance(id, str) or not id:
             raise invalid("id", "must be a non-empty string")
+        if "\n" in id or id.encode("utf-8", "replace").decode() != id:
+            raise invalid(
+                "id", "must not have newlines or lone surrogates, which the paths of other requests cannot name"
+            )
         source = data.get("source", "train")
         if source not in _SOURCES:
             raise invalid("source", f"must be one of {', '.join(_SOURCES)}")
