@@ -69,6 +69,13 @@ class Broken(Shout):
         return {"function": object()}
 
 
+class Plain(Shout):
+    name = "plain"
+
+    def run(self, args, session):
+        return ToolResult("x")
+
+
 class OddArguments(Arguments):
     path: pathlib.Path
 
@@ -128,6 +135,7 @@ def test_a_recipe_names_a_tool_and_the_policy_sees_it_in_its_place(module: Path)
         ("mine_tools:NUMBER", "'mine_tools:NUMBER' is no subclass of woodshed.Tool"),
         ("mine_tools:Silent", "'mine_tools:Silent' does not define description, run"),
         ("mine_tools:Nameless", "'mine_tools:Nameless' needs a class attribute `name`.*'not a name'"),
+        ("mine_tools:Plain", "run of 'mine_tools:Plain' is no `async def`"),
         ("mine_tools:Broken", "'mine_tools:Broken' has no schema: TypeError"),
         ("shuot", r"unknown \['shuot'\]; known: .*or 'my_module:MyTool'"),
     ],

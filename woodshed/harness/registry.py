@@ -77,6 +77,8 @@ def load_tool(name: str) -> type[Tool]:
     if inspect.isabstract(tool):
         missing = ", ".join(sorted(tool.__abstractmethods__))
         raise ValueError(f"harness.tools: {name!r} does not define {missing}")
+    if not inspect.iscoroutinefunction(inspect.unwrap(tool.run)):
+        raise ValueError(f"harness.tools: run of {name!r} is no `async def`, so every call would fail")
     called = getattr(tool, "name", None)
     if not (isinstance(called, str) and _NAME.fullmatch(called)):
         raise ValueError(
