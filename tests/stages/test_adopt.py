@@ -84,6 +84,14 @@ def test_conversations_that_would_not_be_learned_are_refused(earlier: RunDirecto
     assert refusal(going_on(earlier, 1, given), earlier) == "", "the earlier run learned from it"
 
 
+def test_other_tools_are_refused(earlier: RunDirectory) -> None:
+    tools = list(going_on(earlier, 1).harness.tools)
+    assert refusal(going_on(earlier, 1, f"harness.tools={tools}"), earlier) == ""
+    tools.remove("run_tests")
+    fewer = refusal(going_on(earlier, 1, f"harness.tools={tools}"), earlier)
+    assert f"harness.tools: {earlier.root} had other tools" in fewer and "policy/final" in fewer
+
+
 def test_another_chat_format_is_refused(earlier: RunDirectory) -> None:
     kept = load_policy(earlier.policy("final")).format.name
     assert refusal(going_on(earlier, 1, f"policy.format={kept!r}"), earlier) == ""

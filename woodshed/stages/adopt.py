@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from woodshed.evaluate.arms import ADOPT, AFTER
+from woodshed.harness.registry import ToolRegistry
 from woodshed.recipe.load import RecipeError, earlier_run, load_recipe
 from woodshed.recipe.recipe import Recipe
 from woodshed.record.run_directory import RunDirectory
@@ -64,6 +66,11 @@ def refusal(recipe: Recipe, earlier: RunDirectory) -> str:
             f"policy.format: {earlier.root} has learned the chat format {kept!r}, and its examples have it; leave out "
             f"{recipe.policy.format!r}, or start from {earlier.policy('final')}"
         )
+    if _schemas(recipe) != _schemas(before):
+        return (
+            f"harness.tools: {earlier.root} had other tools, and what it solved would be learned from with calls of "
+            f"those; set harness.tools = {json.dumps(before.harness.tools)}, or start from {earlier.policy('final')}"
+        )
     used, own = _seeds(before, earlier), _seed_of_tasks(recipe)
     if own in used:
         return (
@@ -76,6 +83,11 @@ def refusal(recipe: Recipe, earlier: RunDirectory) -> str:
 def _seeds(recipe: Recipe, run: RunDirectory) -> set[int]:
     """Return the seeds that drew the training tasks of a run and of all runs that it goes on from."""
     return {_seed_of_tasks(recipe), *run.read_result_of(ADOPT).get("seeds", ())}
+
+
+def _schemas(recipe: Recipe) -> list[dict[str, Any]]:
+    """Return the tools that the policy sees; none of its own with an agent program."""
+    return [] if recipe.harness.program is not None else ToolRegistry(recipe.harness.tools, recipe.harness).schemas()
 
 
 def _seed_of_tasks(recipe: Recipe) -> int:
