@@ -72,7 +72,11 @@ class NodeTrial(Trial):
         box = await self.backend.create(package_spec(self.package, paths, self.workspace, limit))
         try:
             base = await box.snapshot("fs")
-            (run,) = await self._phases(box, [Phase(self.test_files(self.workspace), (), timeout=limit)])
+            try:
+                (run,) = await self._phases(box, [Phase(self.test_files(self.workspace), (), timeout=limit)])
+            except BaseException:
+                await self.backend.drop(base)
+                raise
             self._uncollected = uncollected(run)
             return base
         finally:

@@ -291,8 +291,12 @@ class Trial:
             (run,) = await self._phases(box, [collecting])
             base = await box.snapshot("fs")
             if self.package.start:  # after the snapshot, which must not hold files of services that end with this box
-                await start_services(box, self.package.start)
-                (run,) = await self._phases(box, [collecting])
+                try:
+                    await start_services(box, self.package.start)
+                    (run,) = await self._phases(box, [collecting])
+                except BaseException:
+                    await self.backend.drop(base)
+                    raise
             self._uncollected = uncollected(run)
             return base
         finally:
