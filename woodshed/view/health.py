@@ -111,6 +111,14 @@ def _plots(steps: Sequence[Step]) -> list[str]:
             "share of segments or rollouts",
             {"mixed versions": _value("mixed_version_share"), "retried": _value("retried_share")},
         ),
+        (
+            "share of the rollouts of a step",
+            {
+                "solved": _value("sampled_pass_rate"),
+                "at a limit": _value("limit_share"),
+                "infrastructure errors": _value("infra_share"),
+            },
+        ),
         ("share of groups that teach nothing", {"flat": flat_share}),
         (
             "tasks made and checked so far",

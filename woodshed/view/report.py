@@ -322,16 +322,15 @@ def _curves(steps: list[dict[str, Any]], trainer: list[dict[str, Any]], unknown:
         ),
         lines({"staleness": (x, [s.get("staleness", 0) for s in steps])}, x="step", y="oldest token, versions behind"),
     ]
-    tx = [t["step"] for t in trainer]
     shown = {
         "k3": "train/rollout mismatch k3",
         "replay_refused_share": "experts kept out by replay_ratio",
         "grad_norm": "gradient norm",
     }
     for key, label in shown.items():
-        values = [t.get(key) for t in trainer]
-        if values and all(isinstance(v, (int, float)) for v in values):
-            plots.append(lines({key: (tx, [float(v) for v in values if v is not None])}, x="step", y=label))
+        known = [t for t in trainer if isinstance(t.get(key), (int, float))]  # a step may train nothing
+        if known:
+            plots.append(lines({key: ([t["step"] for t in known], [t[key] for t in known])}, x="step", y=label))
     return "<h2>Learning</h2><div class=row>" + "".join(f"<div class=half>{p}</div>" for p in plots) + "</div>"
 
 
