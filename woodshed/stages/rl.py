@@ -72,7 +72,14 @@ def _hinter(recipe: Recipe, run: RunDirectory, tasks: Mapping[str, Task]) -> Hin
         raise StageFailed(str(error)) from None
     own_agent = recipe.harness.program is None
     tools = usages(chat, registry_for(recipe.harness).schemas()) if own_agent else {}
-    return Hinter(settings, tasks, tools=tools, render=render, max_positions=config.max_positions)
+    return Hinter(
+        settings,
+        tasks,
+        tools=tools,
+        render=render,
+        max_positions=config.max_positions,
+        summaries=recipe.rl.train_summaries,
+    )
 
 
 async def _reinforce(recipe: Recipe, run: RunDirectory, current: Round) -> None:

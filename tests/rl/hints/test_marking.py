@@ -26,6 +26,7 @@ from woodshed.record.trajectory import Trajectory
 from woodshed.rl.algorithms import load_algorithm
 from woodshed.rl.batching import BatchStats, build_batch, is_flat
 from woodshed.rl.hints import Hinter, HintSettings, HintStats, renderer
+from woodshed.rl.hints.replies import places_of
 from woodshed.train.batch import TrainBatch
 from woodshed.train.settings import HintKlSettings, TrainSettings
 from woodshed.train.trainer import Trainer
@@ -185,6 +186,19 @@ def test_dynamic_sampling_keeps_what_is_trained_on_hints_alone() -> None:
     assert built(equal, hinter())[1].trained == 2 and not flat(equal, hinter())
     assert flat(equal, None) and flat(equal, hinter(weight=0.0)) and flat(equal, hinter(triggers=["no_change"]))
     assert not flat(group_of(0.0, 1.0), None) and flat(group_of(0.0, 0.0, 1.0), None)
+
+
+def test_a_summary_that_is_not_trained_gets_no_hint() -> None:
+    """Replies 1 and 2 get hints; as summaries without a weight they would keep a group that teaches nothing."""
+    unknown, invalid = ((p.segment, p.start, p.end) for p in places_of(scripted(*SCRIPT))[1:3])
+    hints = hinter(per_trajectory=1)
+    hints.summaries = False
+    for summaries, marked in (([unknown, invalid], 0), ([unknown], 2)):
+        group = [replace(trajectory, summaries=summaries) for trajectory in group_of(1.0, 1.0)]
+        batch, stats = built(group, hints, train_summaries=False)
+        assert (stats.trained, stats.hints.messages, len(batch.hinted or ())) == (marked, marked, marked)
+        assert is_flat(group, DEFAULT, lambda _: False, hints) == (not marked)
+        assert bool(batch.weights["hint_kl"].any()) == bool(marked)
 
 
 def test_a_fork_gets_hints_for_its_own_replies_only() -> None:

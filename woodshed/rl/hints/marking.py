@@ -106,7 +106,8 @@ class Hinter:
     """Runs the triggers on episodes and marks the messages that get a hint.
 
     ``tasks``: by name; ``tools``: see ``SeenEpisode``. ``render`` and ``max_positions`` (maximum sequence length of the
-    policy) are needed if ``settings.weight`` is above 0.
+    policy) are needed if ``settings.weight`` is above 0. ``summaries``: mark summaries too (``rl.train_summaries``);
+    else marks there would count as something to learn, with a weight of 0.
     """
 
     def __init__(
@@ -117,11 +118,12 @@ class Hinter:
         tools: Mapping[str, str] | None = None,
         render: Render | None = None,
         max_positions: int = 0,
+        summaries: bool = True,
     ) -> None:
         if settings.weight and (render is None or max_positions < 1):
             raise ValueError("Hinter: a weight above 0 needs render and max_positions")
         self.settings, self.tasks, self.tools = settings, tasks, dict(tools or {})
-        self.render, self.max_positions = render, max_positions
+        self.render, self.max_positions, self.summaries = render, max_positions, summaries
         self.triggers = {name: load_trigger(name) for name in settings.triggers}
 
     @property
@@ -142,10 +144,14 @@ class Hinter:
             stats.rate[name] = stats.found.get(name, 0) / stats.episodes
         if not places or self.render is None:
             return [()] * len(marks)
-        chosen = sorted(texts)[: self.settings.per_trajectory]
-        stats.over_limit += len(texts) - len(chosen)
+        at = {number: places[number - repeated(trajectory)] for number in sorted(texts)}
+        if not self.summaries:
+            summarised = {(segment, start) for segment, start, _ in trajectory.summaries}
+            at = {number: place for number, place in at.items() if (place.segment, place.start) not in summarised}
+        chosen = list(at)[: self.settings.per_trajectory]
+        stats.over_limit += len(at) - len(chosen)
         for number in chosen:
-            place = places[number - repeated(trajectory)]
+            place = at[number]
             tokens = trajectory.segments[place.segment].tokens
             hint = np.array(self.render("\n".join(texts[number])), np.int32)
             context = np.concatenate((tokens[: place.begin], hint, tokens[place.begin : place.start]))
