@@ -111,7 +111,7 @@ class RLSettings(Settings):
     generation_budget: int = Field(default=40, ge=1)
     """Constant token count per rollout in the loss denominator (Dr. GRPO); independent of the rollout's own length.
     Forks are not counted there, so a run with forks takes larger steps at the same learning rate."""
-    kl_beta: float = Field(default=0.0, ge=0)
+    kl_beta: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """Weight, per sampled token, of the KL term to the policy that RL starts from; 0 turns it off. Above 0 the trainer
     also keeps that policy in memory."""
     hints: HintSettings = HintSettings()

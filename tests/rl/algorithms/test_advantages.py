@@ -1,9 +1,11 @@
 """Token weights of every algorithm, compared with definitions in plain Python, and properties that all share."""
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -122,12 +124,17 @@ def test_an_algorithm_by_reference(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         ("grpo", {"lenght": True}, "grpo has no option 'lenght'; known: std, length"),
         ("mean_baseline", {"std": True}, "mean_baseline has no option 'std'; it takes none"),
+        ("grpo", {"std": "no"}, "std of grpo must be true or false (got 'no')"),
+        ("raft", {"above": "high"}, "above of raft must be a number (got 'high')"),
+        ("reinforce", {"half_life": math.nan}, "half_life of reinforce must be a number (got nan)"),
+        ("reinforce", {"least_seen": True}, "least_seen of reinforce must be a number (got True)"),
+        ("reinforce", {"by": 3}, "by of reinforce must be a string (got 3)"),
         ("no.such.module:A", {}, "cannot be loaded: ModuleNotFoundError: No module named 'no'"),
         (f"{__name__}:Nobody", {}, "cannot be loaded"),
         ("collections:Counter", {}, "is no class that derives from"),
     ],
 )
-def test_what_cannot_be_had_is_said(name: str, options: dict[str, bool], said: str) -> None:
+def test_what_cannot_be_had_is_said(name: str, options: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match="algorithm") as found:
         load_algorithm(name, budget=1, options=options)
     assert said in str(found.value)

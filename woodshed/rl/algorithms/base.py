@@ -9,6 +9,7 @@ arguments of the class are ``rl.algorithm_options``.
 from __future__ import annotations
 
 import inspect
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -128,6 +129,16 @@ def _problem(trajectory: Trajectory, segments: Sequence[Weights], parts: Sequenc
     return None
 
 
+def _misfit(value: Any, default: Any) -> str | None:
+    """Return what an option must be, judged by its default, if ``value`` is something else; None if it fits."""
+    if isinstance(default, bool):
+        return None if isinstance(value, bool) else "true or false"
+    if isinstance(default, (int, float)):
+        number = isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)
+        return None if number else "a number"
+    return "a string" if isinstance(default, str) and not isinstance(value, str) else None
+
+
 def names() -> tuple[str, ...]:
     """Return the names of the algorithms that come with Woodshed."""
     return tuple(_NAMES)
@@ -142,10 +153,14 @@ def load_algorithm(name: str, *, budget: int, options: Mapping[str, Any] | None 
     if not (isinstance(kind, type) and issubclass(kind, Algorithm)):
         raise ValueError(f"rl.algorithm: {name!r} is no class that derives from woodshed.rl.algorithms.Algorithm")
     options = dict(options or {})
-    known = [n for n, p in inspect.signature(kind).parameters.items() if n != "budget" and p.kind != p.VAR_KEYWORD]
+    parameters = inspect.signature(kind).parameters
+    known = [n for n, p in parameters.items() if n != "budget" and p.kind != p.VAR_KEYWORD]
     if unknown := sorted(set(options) - set(known)):
         said = f"known: {', '.join(known)}" if known else "it takes none"
         raise ValueError(f"rl.algorithm_options: {name} has no option {unknown[0]!r}; {said}")
+    for option, value in options.items():
+        if option in known and (wanted := _misfit(value, parameters[option].default)):
+            raise ValueError(f"rl.algorithm_options: {option} of {name} must be {wanted} (got {value!r})")
     if isinstance(kind.parts, str) or not set(kind.parts) <= set(PARTS):
         raise ValueError(f"rl.algorithm: {name!r}: parts must be a tuple of {', '.join(PARTS)} (got {kind.parts!r})")
     try:
