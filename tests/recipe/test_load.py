@@ -54,8 +54,19 @@ def test_a_builtin_recipe_is_found_by_its_name_and_starts_a_users_own(tmp_path: 
         ('name = "x"\n[rl.rewards]\neffrt = 1\n', ["rl.steps=3"], r"x\.toml: rl: .*did you mean 'effort'"),
         *(
             ('name = "x"\n', [f"evaluate.temperatures=[{at}]"], r"evaluate\.temperatures: .* from 0 to 2")
-            for at in ("2.5", "-1", "nan", "inf")
+            for at in ("2.5", "-1")
         ),
+        *(
+            (
+                'name = "x"\n',
+                [f"{field}={value}"],
+                rf"{field}.*: Input should be a finite number",
+            )
+            for field in ("rl.curriculum.harder", "train.optimizer.lr", "rl.rewards.effort")
+            for value in ("nan", "inf")
+        ),
+        ('name = "x"\n', ["evaluate.temperatures=[nan]"], r"evaluate\.temperatures.*: Input should be a finite number"),
+        ('name = "x"\n', ["rl.max_staleness=8"], r"rl: max_token_age is 4 and max_staleness 8"),
         (
             'name = "x"\n\n[rl]\ngroup_sise = 3\n',
             [],

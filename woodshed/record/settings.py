@@ -20,9 +20,12 @@ Place = Annotated[str, BeforeValidator(lambda v: os.fspath(v) if isinstance(v, o
 
 
 class Settings(BaseModel):
-    """Base of all settings: unknown keys are errors, values are frozen, attribute docstrings describe the fields."""
+    """Base of all settings: unknown keys and numbers that are not finite are errors, values are frozen, attribute
+    docstrings describe the fields."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
+    )
 
 
 def is_reference(name: str) -> bool:

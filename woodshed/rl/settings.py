@@ -92,8 +92,8 @@ class RLSettings(Settings):
     max_infra_rate: float = Field(default=0.5, ge=0, le=1)
     """Share of the last ``infra_window`` rollouts that may end by infrastructure errors; above it the run stops and
     says what fails."""
-    infra_window: int = Field(default=32, ge=1)
-    """Number of rollouts over which that share is counted."""
+    infra_window: int = Field(default=32, ge=2)
+    """Number of rollouts over which that share is counted. They must be of more than one task."""
     dynamic_sampling: DynamicSamplingSettings = DynamicSamplingSettings()
     """Replacement of groups from which nothing can be learned."""
     alarms: AlarmSettings = AlarmSettings()
@@ -111,7 +111,7 @@ class RLSettings(Settings):
     generation_budget: int = Field(default=40, ge=1)
     """Constant token count per rollout in the loss denominator (Dr. GRPO); independent of the rollout's own length.
     Forks are not counted there, so a run with forks takes larger steps at the same learning rate."""
-    kl_beta: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    kl_beta: float = Field(default=0.0, ge=0)
     """Weight, per sampled token, of the KL term to the policy that RL starts from; 0 turns it off. Above 0 the trainer
     also keeps that policy in memory."""
     hints: HintSettings = HintSettings()
@@ -168,6 +168,11 @@ class RLSettings(Settings):
             )
         if self.mode == "sync" and self.max_staleness != 0:
             raise ValueError("mode 'sync' needs max_staleness = 0; set rl.max_staleness=0 or rl.mode=\"async\"")
+        if self.max_token_age < self.max_staleness:
+            raise ValueError(
+                f"max_token_age is {self.max_token_age} and max_staleness {self.max_staleness}, so groups would be "
+                "sampled and then dropped as too old; raise rl.max_token_age"
+            )
         self.growth.check_against(self.groups_per_step)
         return self
 

@@ -14,7 +14,7 @@ from .triggers import DEFAULT, load_trigger
 class HintSettings(Settings):
     """Targeted textual feedback: for a message that went wrong, the teacher is the policy with a hint before it."""
 
-    weight: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    weight: float = Field(default=0.0, ge=0)
     """Weight of the loss part ``hint_kl`` for each token of a marked message, added to the policy gradient. With 0 the
     findings of the triggers are only counted."""
     triggers: tuple[str, ...] = DEFAULT

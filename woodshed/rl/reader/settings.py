@@ -28,5 +28,5 @@ class RubricSettings(Settings):
 
     question: str = Field(min_length=10)
     """Question about the episode whose best answer is yes."""
-    weight: float = Field(default=0.1, gt=0, allow_inf_nan=False)
+    weight: float = Field(default=0.1, gt=0)
     """Largest absolute value of the term ``rubric_NAME``: the score is between -1 and 1."""

@@ -41,9 +41,9 @@ _PLACES = {
 class TermSettings(Settings):
     """One reward term; a bare number is its ``weight``."""
 
-    weight: float = Field(allow_inf_nan=False)
+    weight: float
     """Factor of the term's value; 0 turns the term off. Penalties have values below 0: give them a positive weight."""
-    cap: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    cap: float | None = Field(default=None, gt=0)
     """Maximum absolute value of the weighted term in the reward of one episode; no maximum by default."""
     options: dict[str, bool | int | float | str] = {}
     """Keyword arguments of the term's function, such as ``{ k = 2.0, q = 0.3 }`` of ``effort``."""
