@@ -226,8 +226,8 @@ def same(a: str | None, b: str | None) -> bool:
 
 
 def _among(value: str, texts: frozenset[str]) -> bool:
-    """Return whether a value is the ``same`` as one of many texts."""
-    if value in texts or len(value) > _LONGEST:
+    """Return whether a value is the ``same`` as one of many texts; a truth value is that of no number."""
+    if value in texts or value in _GUESSED or len(value) > _LONGEST:
         return value in texts
     form, numbers = _split(value)
     known = _by_form(texts).get(form, set())

@@ -115,7 +115,7 @@ from prices import cheapest, total
 
 
 def test_a():
-    assert total([6]) == stated.value
+    assert total([2, 4]) == stated.value
 
 
 def test_b():
@@ -347,7 +347,7 @@ def test_tests_that_anything_passes_make_no_task(place: Place, tmp_path: Path) -
         "--exploits",
         "0",
     )
-    assert "1 on other inputs the given files, or the visible answers" in said.stdout, said.stdout + said.stderr
+    assert "1 on other inputs the given files, the visible answers" in said.stdout, said.stdout + said.stderr
     kept = [Task.load(path.parent).info.provenance["function"] for path in (tmp_path / "made").glob("*/task.toml")]
     assert kept == ["double"]
 
