@@ -272,12 +272,21 @@ def test_one_constant_on_all_other_inputs_tells_nothing() -> None:
 @pytest.mark.parametrize(
     ("one", "other", "equal"),
     [
-        ("f0", "f1e-17", True), ("f0", rounded("f-0.0"), True), ("f1", "f1.0000001", True), ("f1", "f1.00001", False),
-        ("f1700000000.5", "f1700003000.5", False), ("[f1,2]", "[1,f2]", True), ("1", "2", False), ("true", "1", True),
-        ("finf", "f1", False), ("fnan", "fnan", True), ('"f1"', '"f2"', False), ("<V2 {x=1}>", "<V3 {x=1}>", False),
+        ("f0", "f1e-17", True),
+        ("f0", rounded("f-0.0"), True),
+        ("f1", "f1.0000001", True),
+        ("f1", "f1.00001", False),
+        ("f1700000000.5", "f1700003000.5", False),
+        ("[f1,2]", "[1,f2]", True),
+        ("1", "2", False),
+        ("true", "1", True),
+        ("finf", "f1", False),
+        ("fnan", "fnan", True),
+        ('"f1"', '"f2"', False),
+        ("<V2 {x=1}>", "<V3 {x=1}>", False),
         ('"a\\"1"', '"a\\"2"', False),
     ],
-)  # fmt: skip
+)
 def test_numbers_are_compared_by_value(one: str, other: str, equal: bool) -> None:
     assert same(one, other) == equal and same(other, one) == equal
 
