@@ -375,3 +375,11 @@ def test_an_input_is_known_in_any_type_of_number() -> None:
     inputs = frozenset(["3", "[1,f2.0]", "f2.500000001", "f1e-17", '"f1"', "5"])
     found = reference_of({t: values}, {t: values}, Known(inputs={t: inputs}))
     assert found.telling == {t: [None, None, None, None, "4", '"f2"']}
+
+
+def test_a_truth_value_is_not_known_from_an_input_that_is_a_number() -> None:
+    t = "a_with_other_numbers.py::t"
+    inputs = frozenset(["0", "1", "f1"])
+    assert reference_of({t: ["true", "1"]}, {t: ["true", "1"]}, Known(inputs={t: inputs})).telling == {
+        t: ["true", None]
+    }

@@ -87,9 +87,12 @@ def test_conversations_that_would_not_be_learned_are_refused(earlier: RunDirecto
 def test_other_tools_are_refused(earlier: RunDirectory) -> None:
     tools = list(going_on(earlier, 1).harness.tools)
     assert refusal(going_on(earlier, 1, f"harness.tools={tools}"), earlier) == ""
+    assert refusal(going_on(earlier, 1, f"harness.tools={[*tools, 'grep']}"), earlier) == "", "more tools do no harm"
     tools.remove("run_tests")
     fewer = refusal(going_on(earlier, 1, f"harness.tools={tools}"), earlier)
-    assert f"harness.tools: {earlier.root} had other tools" in fewer and "policy/final" in fewer
+    assert fewer.startswith("harness.tools: run_tests of the earlier run is missing") and "policy/final" in fewer
+    program = ('harness.program.command="x"', "learn.demonstrations.episodes=0")
+    assert refusal(going_on(earlier, 1, *program), earlier).startswith("harness.program: only one of the two runs")
 
 
 def test_another_chat_format_is_refused(earlier: RunDirectory) -> None:

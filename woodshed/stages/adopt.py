@@ -66,11 +66,8 @@ def refusal(recipe: Recipe, earlier: RunDirectory) -> str:
             f"policy.format: {earlier.root} has learned the chat format {kept!r}, and its examples have it; leave out "
             f"{recipe.policy.format!r}, or start from {earlier.policy('final')}"
         )
-    if _schemas(recipe) != _schemas(before):
-        return (
-            f"harness.tools: {earlier.root} had other tools, and what it solved would be learned from with calls of "
-            f"those; set harness.tools = {json.dumps(before.harness.tools)}, or start from {earlier.policy('final')}"
-        )
+    if problem := _other_tools(recipe, before):
+        return f"{problem}; what {earlier.root} solved calls these. Start from {earlier.policy('final')} instead"
     used, own = _seeds(before, earlier), _seed_of_tasks(recipe)
     if own in used:
         return (
@@ -85,9 +82,25 @@ def _seeds(recipe: Recipe, run: RunDirectory) -> set[int]:
     return {_seed_of_tasks(recipe), *run.read_result_of(ADOPT).get("seeds", ())}
 
 
-def _schemas(recipe: Recipe) -> list[dict[str, Any]]:
-    """Return the tools that the policy sees; none of its own with an agent program."""
-    return [] if recipe.harness.program is not None else ToolRegistry(recipe.harness.tools, recipe.harness).schemas()
+def _other_tools(recipe: Recipe, before: Recipe) -> str:
+    """Return why calls of the agent of the recipe ``before`` are not those of ``recipe``'s; '' if they are. The tools
+    of agent programs are unknown, and more tools do no harm."""
+    if (recipe.harness.program is None) != (before.harness.program is None):
+        return "harness.program: only one of the two runs has an agent program, so their tools differ"
+    try:
+        ours, theirs = _parameters(recipe), _parameters(before)
+    except ValueError as error:
+        return f"{error} (named by this recipe or by the earlier run)"
+    lost = [name for name, parameters in theirs.items() if ours.get(name) != parameters]
+    return f"harness.tools: {', '.join(lost)} of the earlier run is missing or takes other arguments" if lost else ""
+
+
+def _parameters(recipe: Recipe) -> dict[str, Any]:
+    """Map each tool of the built-in agent to the schema of its arguments. Raises ValueError if one cannot be loaded."""
+    if recipe.harness.program is not None:
+        return {}
+    functions = (each["function"] for each in ToolRegistry(recipe.harness.tools, recipe.harness).schemas())
+    return {function["name"]: function["parameters"] for function in functions}
 
 
 def _seed_of_tasks(recipe: Recipe) -> int:
