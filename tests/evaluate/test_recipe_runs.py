@@ -16,6 +16,7 @@ from woodshed.rollout.failures import INFRA
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
+from async_rl import branch
 from recipe_runs import figures_of, learned, over_seeds
 
 
@@ -45,3 +46,13 @@ def test_best_of_k_is_named_by_the_k_that_is_compared(tmp_path: Path) -> None:
     whole = figures_of(learned(run_in(tmp_path / "b", lost=0)))
     joined = over_seeds([figures, whole])
     assert joined["best2_change_min"] is None and joined["best4_change_min"] is None and joined["heldout_tasks"] == 8
+
+
+def test_a_copy_of_a_run_has_its_demonstrations(tmp_path: Path) -> None:
+    base = run_in(tmp_path / "base", lost=0)
+    base.demonstrations.mkdir()
+    base.examples(verified=True).write_bytes(b"examples")
+    branch(base.root, tmp_path / "copy", ["rl.steps=1"])
+    copy = RunDirectory(tmp_path / "copy")
+    assert copy.examples(verified=True).read_bytes() == b"examples"
+    assert load_recipe(copy.recipe).rl.steps == 1 and copy.stage_result("before") is None
