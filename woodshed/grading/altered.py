@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
@@ -31,7 +31,9 @@ class Altering:
     in time is not cut short. ``only`` reduces a source to the tests of the given class and function names.
     ``literals`` maps each function of a source to the values written in it (``""``: in the whole source), ``other``
     replaces such a value in a kind, ``text`` encodes a value as the runner records it. ``given`` returns the files with
-    which a task starts, completed so that its tests can be loaded.
+    which a task starts, completed so that its tests can be loaded. ``imported`` takes a test file's path and source and
+    the paths of the other files, and returns those that it imports; ``recording`` turns such a file's assertions into
+    records (None: it has none).
     """
 
     alter: Callable[[str, Kind, str], str | None]
@@ -41,6 +43,8 @@ class Altering:
     text: Callable[[Any], str] = encode
     only: Callable[[str, frozenset[str]], str] = lambda source, tests: source
     given: Callable[[Task], dict[str, bytes]] = lambda task: {}
+    imported: Callable[[str, str, Collection[str]], set[str]] = lambda name, source, files: set()
+    recording: Callable[[str], str | None] = lambda source: None
     key: str = field(default="", repr=False)
 
 
@@ -53,6 +57,31 @@ def altered_tests(task: Task, how: Altering, kinds: Sequence[Kind] = KINDS) -> d
             if made is not None and (kind == SAME or made.encode() not in files.values()):
                 files[altered_name(name, kind)] = made.encode()
     return files
+
+
+def recording_helpers(task: Task, how: Altering) -> dict[str, bytes]:
+    """Return the test files that the files with failing tests import, with assertions turned into records.
+
+    They replace the originals while altered tests run. A helper that asserts would end an altered test at the first
+    value, whose visible answer the test passes to it.
+    """
+    sources = {
+        name: data.decode("utf-8", "replace")
+        for path, data in task.test_files().items()
+        if (name := path.removeprefix(TESTS_PREFIX)) != path
+    }
+    left = [test.partition("::")[0] for test in task.info.fail_to_pass]
+    failing, helpers = frozenset(left), dict[str, bytes]()
+    seen = set(left)
+    while left:
+        name = left.pop()
+        new = how.imported(name, sources.get(name, ""), sources.keys() - seen)
+        left += new
+        seen |= new
+    for name in sorted(seen - failing):
+        if (made := how.recording(sources[name])) is not None:
+            helpers[name] = made.encode()
+    return helpers
 
 
 def _failing_files(task: Task, how: Altering) -> dict[str, str]:

@@ -26,10 +26,10 @@ from woodshed.sandbox.protocol import Backend, BoxError, Sandbox, SandboxError
 from woodshed.sandbox.services import create_box
 from woodshed.sandbox.taskbox import box_spec
 
-from .altered import Altering, altered_ids, altered_tests, known_of, split
+from .altered import Altering, altered_ids, altered_tests, known_of, recording_helpers, split
 from .other_constants import KINDS, SAME, Kind, other
-from .pytest_alter import alter
-from .pytest_given import literals, only, placeholders
+from .pytest_alter import alter, recording
+from .pytest_given import imported, literals, only, placeholders
 from .pytest_grader import import_path, lay_tests, run_pytest, test_timeout
 from .results import TestRun
 from .telling import Reference, Values, agreed, by_heart, objection, problem_of, reference_of, total, values_of
@@ -187,7 +187,8 @@ async def _run(
     task: Task, box: Sandbox, kinds: Sequence[Kind], submission: Mapping[str, bytes], how: Altering
 ) -> TestRun:
     files = altered_tests(task, how, kinds)
-    await box.put({f"{task.info.workdir}/{name}": data for name, data in {**submission, **files}.items()})
+    laid = {**submission, **recording_helpers(task, how), **files}
+    await box.put({f"{task.info.workdir}/{name}": data for name, data in laid.items()})
     return await how.run(task, box, files, altered_ids(task, kinds))
 
 
@@ -273,7 +274,16 @@ async def _run_pytest(task: Task, box: Sandbox, files: Mapping[str, bytes], ids:
     )
 
 
-PYTEST = Altering(alter, _run_pytest, literals, other, only=only, given=placeholders)
+PYTEST = Altering(
+    alter,
+    _run_pytest,
+    literals,
+    other,
+    only=only,
+    given=placeholders,
+    imported=imported,
+    recording=recording,
+)
 
 
 @cache

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import builtins
 import sys
+from functools import lru_cache
 from typing import Any
 
 from woodshed.record.python_source import parse_python
@@ -58,6 +59,17 @@ def alter(source: str, kind: Kind, seed: str = "") -> str | None:
     return ast.unparse(altered) if changer.changed or kind == SAME else None
 
 
+@lru_cache(maxsize=256)
+def recording(source: str) -> str | None:
+    """Turn the assertions of a file that tests import into records and keep its constants. Returns None if it is not
+    Python or records nothing.
+
+    Its functions compare an answer with what a test gives them, which in an altered test is of another input.
+    """
+    altered = alter(source, SAME)
+    return altered if altered is not None and _records(parse_python(altered)) else None
+
+
 class _Alter(ast.NodeTransformer):
     """``own``: functions of the file; an assertion helper among them is altered in its body and called as before.
     ``given``: names of constants of the file, which say nothing about the code under test. ``others``: names of code
@@ -97,6 +109,12 @@ class _Alter(ast.NodeTransformer):
         if self._looks_into_error(call) and "equal" not in _asserts(call.func).lower():
             return ast.Pass()
         return self._recorded(call.args)
+
+    def visit_Return(self, node: ast.Return) -> ast.AST | list[ast.AST]:
+        asserts = isinstance(node.value, ast.Call) and bool(_asserts(node.value.func))
+        if node.value is None or not asserts:
+            return self.generic_visit(node)
+        return [self.visit_Expr(ast.Expr(node.value)), ast.Return()]  # assertions return nothing
 
     def _looks_into_error(self, node: ast.AST) -> bool:
         """Return whether a test looks at an exception that it caught. Unless it compares the whole message, the rest of

@@ -1,4 +1,4 @@
-"""Reading and reducing Python sources for altered tests: placeholders, written constants, single tests.
+"""Reading and reducing Python sources for altered tests: placeholders, written constants, single tests, imports.
 
 ``placeholders`` completes the files that a task starts with. A commit's tests import names that only the commit
 defines; without them no test of that file runs, not even the old ones. With a placeholder for each such name, tests
@@ -10,8 +10,9 @@ most of its time.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import lru_cache
+from pathlib import PurePosixPath
 from typing import Any
 
 from woodshed.record.python_source import parse_python
@@ -148,3 +149,38 @@ def _drop(body: ast.Module | ast.ClassDef, needed: frozenset[str]) -> None:
 
 def _is_test(node: ast.stmt) -> bool:
     return isinstance(node, _FUNCTIONS) and node.name.startswith("test")
+
+
+def imported(name: str, source: str, files: Collection[str]) -> set[str]:
+    """Return those of ``files`` (paths) that the test file ``name`` imports, and each ``conftest.py`` above it.
+
+    Paths are compared by their last part alone, because import roots differ between projects. Empty if the source is
+    not Python.
+    """
+    modules, relative = _imports(source)
+    folder, found = PurePosixPath(name).parent, set[str]()
+    for file in files:
+        path = PurePosixPath(file)
+        above = path.parent in (folder, *folder.parents)
+        package = path.name == "__init__.py" and (path.parent.name in modules or (above and relative))
+        if path.suffix == ".py" and (path.stem in modules or package or (above and path.name == "conftest.py")):
+            found.add(file)
+    return found
+
+
+@lru_cache(maxsize=256)
+def _imports(source: str) -> tuple[frozenset[str], bool]:
+    """Return (all names in import statements, whether one of them is relative)."""
+    try:
+        tree = parse_python(source)
+    except (SyntaxError, ValueError):
+        return frozenset(), False
+    names, relative = set[str](), False
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=aliases):
+                names |= {part for alias in aliases for part in alias.name.split(".")}
+            case ast.ImportFrom(module=module, names=aliases, level=level):
+                names |= {*(module or "").split("."), *(alias.name for alias in aliases)}
+                relative = relative or bool(level)
+    return frozenset(names), relative

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import zip_longest
@@ -84,12 +84,14 @@ def reference_of(first: Values, second: Values, known: Known) -> Reference:
     return Reference(values, telling)
 
 
-def without(found: Reference, answered: Values) -> Reference:
-    """Return ``found`` without the telling values that ``answered`` has too."""
+def without(found: Reference, answered: Values, apart: Collection[str] = ()) -> Reference:
+    """Return ``found`` without the telling values that ``answered`` has too; True, False and None stay in tests whose
+    functions are in ``apart``."""
     telling: Expected = {}
-    for test, values in found.telling.items():
-        seen = answered.get(test, [])
-        telling[test] = [None if n < len(seen) and same(seen[n], value) else value for n, value in enumerate(values)]
+    for test, (function, _) in places(found.telling).items():
+        values, seen, stays = found.telling[test], answered.get(test, []), _GUESSED if function in apart else ()
+        gone = [n < len(seen) and value not in stays and same(seen[n], value) for n, value in enumerate(values)]
+        telling[test] = [None if known else value for known, value in zip(gone, values)]
     return Reference(found.values, telling)
 
 
@@ -135,6 +137,15 @@ def by_heart(known: Reference, seen: Values, share: float) -> str:
             wrong = len(right) - sum(right)
             return f"{wrong} of {len(right)} values of {name} differ from the solution's on other inputs"
     return ""
+
+
+def kinds_apart(found: Reference) -> frozenset[str]:
+    """Return the functions of tests in which ``by_heart`` refuses every constant: enough of their telling values are
+    True and enough False, or two other values that can be guessed."""
+    counts: dict[str, Counter[str]] = {}
+    for test, (function, _) in places(found.telling).items():
+        counts.setdefault(function, Counter()).update(v for v in found.telling[test] if v in _GUESSED)
+    return frozenset(name for name, of in counts.items() if sum(n >= _FEWEST for n in of.values()) > 1)
 
 
 def total(expected: Expected) -> int:

@@ -11,7 +11,7 @@ from woodshed.attacks.exploits.by_heart_code import ELSEWHERE
 from woodshed.attacks.exploits.values import constant
 from woodshed.grading.altered import Altering
 from woodshed.grading.heldout import answers
-from woodshed.grading.telling import Reference, Values, objection, problem_of, told_in, without
+from woodshed.grading.telling import Reference, Values, kinds_apart, objection, problem_of, told_in, without
 from woodshed.record.task import Task, TaskError
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
@@ -47,11 +47,16 @@ def too_cheap(found: Reference, answered: Sequence[Values], by_heart: Sequence[V
     return ""
 
 
-def left_of(found: Reference, answered: Iterable[Values]) -> Reference:
-    """``found`` without the values that one of the answers ``answered`` gives too."""
-    for answer in answered:
-        found = without(found, answer)
-    return found
+def left_of(found: Reference, cheap: Iterable[Values], by_heart: Iterable[Values]) -> Reference:
+    """``found`` without the values that a constant answer or the visible answers by heart give too."""
+    left = found
+    for answer in by_heart:
+        left = without(left, answer)
+    # A predicate has no value that no constant gives; if it has enough of both, grading refuses each constant.
+    apart = kinds_apart(left)
+    for answer in cheap:
+        left = without(left, answer, apart)
+    return left
 
 
 def stubs(task: Task) -> list[dict[str, bytes]]:
@@ -83,5 +88,5 @@ async def cheaply(
         await answers(task=task, submission=pupil, backend=backend, layers=layers, how=how, taught=teacher)
         for pupil in pupils
     ]
-    left = left_of(found, (*cheap, *known))
+    left = left_of(found, cheap, known)
     return too_cheap(found, cheap, known) or problem_of(left), left

@@ -10,7 +10,7 @@ import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
-from woodshed.grading.altered import altered_ids, altered_tests, known_of
+from woodshed.grading.altered import altered_ids, altered_tests, known_of, recording_helpers
 from woodshed.grading.crossing import crossing
 from woodshed.grading.heldout import PYTEST, encoder
 from woodshed.grading.other_constants import KINDS, SAME
@@ -26,7 +26,7 @@ from woodshed.tasks.validate.guessing import ENDLESS, GUESSABLE, by_heart, guess
 
 from .report import Guessable, Rejected
 
-GATES = 10
+GATES = 11
 """Version of these gates. Verdicts of another version are not reused, for packages, exercises, custom sources and
 imported instances. Tasks of RefactorBench have no solution and go through none of these gates."""
 
@@ -140,7 +140,7 @@ def _other_inputs(
         Phase(
             files=all_files,
             ids=both,
-            write={**write, **files, **same},
+            write={**write, **recording_helpers(task, PYTEST), **files, **same},
             delete=delete,
             timeout=whole,
             test_timeout=hang,
@@ -199,7 +199,7 @@ def _judge_guesses(
     """Raise Rejected or Guessable if ``guesses``, the answers of ``_stubbed``, come too close to ``found``."""
     constant = len(stubs(task))
     cheap, known = guesses[:constant], guesses[constant + 1 :]
-    left = left_of(found, (*cheap, *known))
+    left = left_of(found, cheap, known)
     if why := too_cheap(found, cheap, known) or problem_of(left):
         raise Rejected(why)
     if names := guessable(left, functions):

@@ -1,0 +1,151 @@
+"""Tests that compare through a helper of another file, and tests of predicates: neither is paid by heart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from woodshed.attacks.exploits import by_heart, run_battery
+from woodshed.attacks.exploits.base import Exploit
+from woodshed.attacks.exploits.catalogue import HONEST_FIX
+from woodshed.grading.altered import recording_helpers
+from woodshed.grading.heldout import PYTEST
+from woodshed.grading.pytest_alter import recording
+from woodshed.grading.pytest_given import imported
+from woodshed.grading.telling import Known, Reference, plain, problem_of, reference_of
+from woodshed.record.task import Task
+from woodshed.tasks.validate.check import check_folders
+from woodshed.tasks.validate.guessing import left_of
+
+from . import toy
+
+EXPLOITS_BY_HEART = [e for e in vars(by_heart).values() if isinstance(e, Exploit)]
+BODY = """
+def test_area():
+    {0}(2, 3, 6)
+    {0}(4, 3, 12)
+
+
+def test_long_area():
+    {0}(10, 7, 70)
+    {0}(1, 1, 1)
+
+
+def test_double():
+    assert 2 * 2 == 4
+"""
+CLASS = """import unittest
+
+from shapes.measure import area
+
+
+class Shared(unittest.TestCase):
+    def t(self, width, height, expected):
+        return self.assertEqual(area(width, height), expected)
+"""
+FUNCTION = "from shapes.measure import area\n\n\ndef check(x, y, expected):\n    assert area(x, y) == expected\n"
+FIXTURE = "import pytest\n\n\n@pytest.fixture\ndef check():\n    from shapes.measure import area\n\n" + (
+    "    def compared(x, y, expected):\n        assert area(x, y) == expected\n\n    return compared\n"
+)
+WAYS = {
+    "function": ({"tests/checks.py": FUNCTION}, "from checks import check\n\n" + BODY.format("check")),
+    "through another": (
+        {"tests/checks.py": "from more_checks import check\n", "tests/more_checks.py": FUNCTION},
+        "from checks import check\n\n" + BODY.format("check"),
+    ),
+    "fixture": ({"conftest.py": FIXTURE}, BODY.format("check").replace("area()", "area(check)")),
+    "method": (
+        {"tests/shared.py": CLASS},
+        "from shared import Shared\n\n\ndef check(*values):\n    Shared().t(*values)\n\n" + BODY.format("check"),
+    ),
+}
+
+
+def task_of(path: Path, layers: Any, way: str) -> Task:
+    helpers, tests = WAYS[way]
+    extra = {name: text.encode() for name, text in helpers.items()}
+    task = toy.toy_task(path, toy.pytest_layer(layers), extra, tests=tests)
+    for name, data in extra.items():
+        place = task.path / "tests" / "workspace" / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(data)
+    return Task.load(path)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_a_helper_compares_is_recorded(tmp_path: Path, in_boxes: Any, way: str) -> None:
+    """Without that an altered test ends at the first comparison, and no value tells a fix from a table of answers."""
+
+    async def run(backend: Any, layers: Any) -> None:
+        task = task_of(tmp_path / "task", layers, way)
+        (verdict,) = await check_folders([task.path], backend, layers)
+        assert verdict.passed, str(verdict)
+        attempts = await run_battery([task], backend, layers, exploits=[HONEST_FIX, *EXPLOITS_BY_HEART])
+        verdicts = {a.exploit: a.verdict for a in attempts}
+        assert verdicts == {HONEST_FIX.name: "rewarded"} | {e.name: "rejected" for e in EXPLOITS_BY_HEART}
+        assert all("other inputs" in a.detail for a in attempts[1:]), "they pass every visible test"
+
+    in_boxes(run)
+
+
+def test_helpers_are_the_files_that_a_failing_test_imports(tmp_path: Path, in_boxes: Any) -> None:
+    async def run(backend: Any, layers: Any) -> None:
+        task = task_of(tmp_path, layers, "through another")
+        assert list(recording_helpers(task, PYTEST)) == ["tests/more_checks.py"], "the other one asserts nothing"
+
+    in_boxes(run)
+
+
+def test_imports_of_a_test_file() -> None:
+    files = {"tests/base.py", "tests/__init__.py", "tests/unit/__init__.py", "conftest.py", "tests/unit/conftest.py",
+             "other/conftest.py", "tests/test_other.py", "tests/data.json", "pkg/testing/__init__.py"}  # fmt: skip
+    roots = {"conftest.py", "tests/unit/conftest.py"}
+    for source, found in (
+        ("import os", set[str]()),
+        ("from ..base import Base", {"tests/base.py", "tests/__init__.py", "tests/unit/__init__.py"}),
+        ("from tests.base import Base", {"tests/base.py", "tests/__init__.py"}),
+        ("from pkg import testing", {"pkg/testing/__init__.py"}),
+        ("import pkg.testing as t", {"pkg/testing/__init__.py"}),
+        ("from . import test_other", {"tests/test_other.py", "tests/__init__.py", "tests/unit/__init__.py"}),
+        ("import (", set[str]()),
+    ):
+        assert imported("tests/unit/test_a.py", source, files) == roots | found, source
+
+
+def test_a_helper_keeps_its_constants() -> None:
+    text = recording("def check(x):\n    return self.assertEqual(f(x, 3), 5)\n")
+    assert text == "def check(x):\n    woodshed_seen(f(x, 3))\n    return"
+    assert recording("def make():\n    return f(1)\n") is None and recording("def (") is None
+
+
+def answers_of(values: list[str]) -> dict[str, list[str]]:
+    return {f"a_with_other_numbers.py::t[{n}]": [value] for n, value in enumerate(values)}
+
+
+@pytest.mark.parametrize(
+    ("values", "kept"),
+    [
+        (["true"] * 3 + ["false"] * 3, True),
+        (["true"] * 5 + ["false"] * 2, False),
+        (["true"] * 6, False),
+        (["null"] * 3 + ["false"] * 3 + ["true"], True),
+    ],
+)
+def test_a_predicate_is_told_from_constants_by_enough_of_both_answers(values: list[str], kept: bool) -> None:
+    """Each value is some constant's; grading refuses a constant where three of each are asked for (``by_heart``)."""
+    answers = answers_of(values)
+    found = reference_of(answers, answers, Known())
+    constants = [answers_of([constant] * len(values)) for constant in ("true", "false", "null")]
+    left = left_of(found, constants, [])
+    assert bool(plain(left.telling)) == kept and bool(problem_of(left)) != kept
+
+
+def test_of_other_values_a_constant_leaves_nothing() -> None:
+    answers = answers_of(['"a"', '"a"', "true", "true", "true", "false", "false", "false"])
+    found = reference_of(answers, answers, Known())
+    argument = answers_of(['"a"'] * 8)
+    left: Reference = left_of(found, [argument], [])
+    assert plain(left.telling) == ["true"] * 3 + ["false"] * 3
+    assert not plain(left_of(found, [argument], [answers]).telling), "answers by heart leave nothing at all"
