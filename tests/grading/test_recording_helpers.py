@@ -15,6 +15,7 @@ from woodshed.grading.heldout import PYTEST
 from woodshed.grading.pytest_alter import recording
 from woodshed.grading.pytest_given import imported
 from woodshed.grading.telling import Known, Reference, plain, problem_of, reference_of
+from woodshed.grading.verify import grade
 from woodshed.record.task import Task
 from woodshed.tasks.validate.check import check_folders
 from woodshed.tasks.validate.guessing import left_of
@@ -116,7 +117,7 @@ def test_imports_of_a_test_file() -> None:
 
 def test_a_helper_keeps_its_constants() -> None:
     text = recording("def check(x):\n    return self.assertEqual(f(x, 3), 5)\n")
-    assert text == "def check(x):\n    woodshed_seen(f(x, 3))\n    return"
+    assert text == "def check(x):\n    return woodshed_seen(f(x, 3))"
     assert recording("def make():\n    return f(1)\n") is None and recording("def (") is None
 
 
@@ -140,6 +141,52 @@ def test_a_predicate_is_told_from_constants_by_enough_of_both_answers(values: li
     constants = [answers_of([constant] * len(values)) for constant in ("true", "false", "null")]
     left = left_of(found, constants, [])
     assert bool(plain(left.telling)) == kept and bool(problem_of(left)) != kept
+
+
+PREDICATE = """def area(width, height):
+    \"\"\"Whether one side is a multiple of the other.\"\"\"
+    {0}
+"""
+ASKS = """from shapes.measure import area
+
+
+def test_area():
+    assert area(6, 3)
+    assert area(14, 7)
+    assert not area(15, 7)
+    assert not area(14, 5)
+
+
+def test_long_area():
+    for width, height in [(12, 4), (30, 15), (77, 11), (12, 5), (31, 15), (78, 11)]:
+        assert area(width, height) if width in (12, 30, 77) and height != 5 else not area(width, height)
+
+
+def test_double():
+    assert 2 * 2 == 4
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "resolved"),
+    [
+        ("return max(width, height) % min(width, height) == 0", True),
+        ("return [width] if not max(width, height) % min(width, height) else None", True),
+        ("return [] if max(width, height) % min(width, height) else {1: height}", True),
+        ("return [width]", False),
+    ],
+)
+def test_any_true_value_is_right_where_a_test_asks_for_no_more(
+    tmp_path: Path, in_boxes: Any, body: str, resolved: bool
+) -> None:
+    async def run(backend: Any, layers: Any) -> None:
+        fixed = PREDICATE.format("return max(width, height) % min(width, height) == 0")
+        given = PREDICATE.format("raise NotImplementedError")
+        task = toy.toy_task(tmp_path, toy.pytest_layer(layers), shapes=given, tests=ASKS, fixed=fixed)
+        outcome = await grade(task, {"shapes/measure.py": PREDICATE.format(body).encode()}, backend, layers)
+        assert outcome.resolved == resolved, outcome.detail
+
+    in_boxes(run)
 
 
 def test_of_other_values_a_constant_leaves_nothing() -> None:

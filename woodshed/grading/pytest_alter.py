@@ -2,7 +2,8 @@
 
 An altered test does not judge. Where the test compared two values, it passes them to ``woodshed_seen`` (see
 ``pytest_runner.py``) and continues, so one run records the answers of the code under test to inputs that no visible
-test has. Where the test expected an exception, it records which one was raised; a test that does neither records that
+test has. Where it only asked whether a value is true, it passes it to ``woodshed_truth``: a match object is as right as
+``True``. Where the test expected an exception, it records which one was raised; a test that does neither records that
 it reached its end. Results of calls inside another expression are recorded too (``woodshed_step``): ``unpack(pack(x))``
 alone says nothing about ``pack``.
 """
@@ -27,8 +28,10 @@ EXPECTED = "an expected exception"
 """Text recorded in place of an exception that the test expects."""
 
 _RECORD = "woodshed_seen"
+_TRUTH = "woodshed_truth"
 _STEP = "woodshed_step"
 _ERROR = "woodshed_error"
+_ASK_TRUTH = frozenset(["assertTrue", "assertFalse", "assert_", "assert_true", "assert_false"])
 _CONVERTERS = frozenset(["list", "tuple", "set", "frozenset", "sorted", "dict", "str", "int", "float", "round"])
 _NORMALISERS = frozenset(["strip", "lstrip", "rstrip", "lower", "upper", "split", "splitlines"])
 """Functions and methods of strings that give the data of their argument in one form, whatever form that has; a test
@@ -86,14 +89,15 @@ class _Alter(ast.NodeTransformer):
         test = self.visit(node.test)
         if self._looks_into_error(test) and not _is_equality(test):
             return ast.Pass()
-        values = [test.left, *test.comparators] if isinstance(test, ast.Compare) else [test]
-        return self._recorded(values)
+        if isinstance(test, ast.Compare):
+            return self._recorded([test.left, *test.comparators])
+        return self._recorded([test], _TRUTH)
 
-    def _recorded(self, values: list[ast.expr]) -> ast.Expr:
+    def _recorded(self, values: list[ast.expr], record: str = _RECORD) -> ast.Expr:
         """Return a call that records the values, without those that are written in the test itself."""
         computed = [_bare(value) for value in values if not _literal(value)]
         told = [value for value in computed if not (isinstance(value, ast.Name) and value.id in self.given)]
-        return _call(*(told or computed))
+        return _call(*(told or computed), record=record)
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST:
         if isinstance(node.value, ast.Constant):
@@ -108,13 +112,16 @@ class _Alter(ast.NodeTransformer):
             return ast.Expr(call)
         if self._looks_into_error(call) and "equal" not in _asserts(call.func).lower():
             return ast.Pass()
+        if _asserts(call.func) in _ASK_TRUTH:
+            return self._recorded(call.args[:1], _TRUTH)
         return self._recorded(call.args)
 
-    def visit_Return(self, node: ast.Return) -> ast.AST | list[ast.AST]:
-        asserts = isinstance(node.value, ast.Call) and bool(_asserts(node.value.func))
-        if node.value is None or not asserts:
+    def visit_Return(self, node: ast.Return) -> ast.AST:
+        call = node.value
+        if not isinstance(call, ast.Call) or not _compares(call.func) or _asserts(call.func) in self.own:
             return self.generic_visit(node)
-        return [self.visit_Expr(ast.Expr(node.value)), ast.Return()]  # assertions return nothing
+        record = self.visit_Expr(ast.Expr(call))
+        return ast.Return(record.value if isinstance(record, ast.Expr) else None)
 
     def _looks_into_error(self, node: ast.AST) -> bool:
         """Return whether a test looks at an exception that it caught. Unless it compares the whole message, the rest of
@@ -195,6 +202,23 @@ class _Alter(ast.NodeTransformer):
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
         node.operand = _bare(self.visit(node.operand))  # only its truth value is used
+        return node
+
+    def visit_If(self, node: ast.If) -> ast.AST:
+        self.generic_visit(node)
+        node.test = _bare(node.test)
+        return node
+
+    visit_While = visit_If  # type: ignore[assignment]
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
+        self.generic_visit(node)
+        node.test, node.body, node.orelse = map(_bare, (node.test, node.body, node.orelse))
+        return node
+
+    def visit_comprehension(self, node: ast.comprehension) -> ast.AST:
+        self.generic_visit(node)
+        node.ifs = [_bare(test) for test in node.ifs]
         return node
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
@@ -291,12 +315,12 @@ def _unwrapped(call: ast.Call, others: frozenset[str]) -> bool:
     return found
 
 
-def _call(*values: ast.expr) -> ast.Expr:
-    return ast.Expr(ast.Call(ast.Name(_RECORD, ast.Load()), list(values), []))
+def _call(*values: ast.expr, record: str = _RECORD) -> ast.Expr:
+    return ast.Expr(ast.Call(ast.Name(record, ast.Load()), list(values), []))
 
 
 def _records(tree: ast.AST) -> bool:
-    return any(isinstance(node, ast.Name) and node.id == _RECORD for node in ast.walk(tree))
+    return any(isinstance(node, ast.Name) and node.id in (_RECORD, _TRUTH) for node in ast.walk(tree))
 
 
 def _noted(body: list[ast.stmt], expecting: ast.Call, *, again: bool) -> ast.Try:

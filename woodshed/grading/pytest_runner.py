@@ -4,7 +4,8 @@ Standalone source (started as ``python -I -c SOURCE`` with a JSON request on std
 The request is read before any code of the submission is imported. The result channel is a duplicate of the original
 stdout, while fd 1 points to /dev/null, and a line counts only with the nonce of this run.
 
-Altered tests (``pytest_alter.py``) call ``woodshed_seen`` with values, which are reported in the request's encoding.
+Altered tests (``pytest_alter.py``) call ``woodshed_seen`` and ``woodshed_truth`` with values, which are reported in the
+request's encoding.
 """
 
 import builtins
@@ -225,10 +226,11 @@ def _brief(excinfo: Any, style: Any = None) -> str:
 
 
 def _record_values(encoder: str) -> list[str]:
-    """Define ``woodshed_seen`` and ``woodshed_step``; return the list that they fill.
+    """Define ``woodshed_seen``, ``woodshed_truth`` and ``woodshed_step``; return the list that they fill.
 
-    Values without data are recorded as ``?``, and so are intermediate values (of ``woodshed_step``) that are not plain:
-    how those are built is an internal detail of the code under test.
+    ``woodshed_truth`` also records whether a value is true, as ``true=`` or ``false=`` before the text of one that is
+    no bool. Otherwise, values without data are recorded as ``?``, and so are intermediate values (``woodshed_step``)
+    that are not plain: how those are built is an internal detail of the code under test.
     """
     scope: dict[str, Any] = {"__name__": "encoder"}
     exec(encoder, scope)
@@ -241,13 +243,26 @@ def _record_values(encoder: str) -> list[str]:
         except Exception:
             return "?"
 
-    def note(text: str) -> None:
+    def note(text: str, truth: str = "") -> None:
         if len(seen) < _MOST_VALUES:
-            seen.append(text if len(text) <= _LONGEST else f"long {sha256(rounded(text).encode()).hexdigest()}")
+            short = text if len(text) <= _LONGEST else f"long {sha256(rounded(text).encode()).hexdigest()}"
+            seen.append(truth + short)
 
     def woodshed_seen(*values: Any) -> None:
         for value in values:
             note(text_of(value))
+
+    def woodshed_truth(*values: Any) -> None:
+        for value in values:
+            text = text_of(value)
+            try:
+                truth = "true" if value else "false"
+            except Exception:  # the test itself would have failed here
+                truth = text
+            if text in ("?", truth):
+                note(truth)
+            else:
+                note(text, f"{truth}=")
 
     def woodshed_step(value: Any) -> Any:
         try:
@@ -258,7 +273,7 @@ def _record_values(encoder: str) -> list[str]:
         note(f"[{text[1:-1]}]" if text.startswith("(") else text)  # a test that unpacks a sequence accepts a list
         return value
 
-    builtins.woodshed_seen, builtins.woodshed_step = woodshed_seen, woodshed_step  # type: ignore[attr-defined]
+    vars(builtins).update(woodshed_seen=woodshed_seen, woodshed_truth=woodshed_truth, woodshed_step=woodshed_step)
     return seen
 
 

@@ -31,12 +31,14 @@ _PUBLIC = _words(
     "pluggy.HookimplMarker"
 )
 """Names used by libraries that offer tests or plugins of their own; none of them changes a test result."""
-_REFUSED = _words("gc.get_objects unittest.mock.ANY mock.ANY builtins.woodshed_seen")
+_REFUSED = _words(
+    "gc.get_objects unittest.mock.ANY mock.ANY builtins.woodshed_seen builtins.woodshed_step builtins.woodshed_truth"
+)
 _FRAMEWORKS = ("pytest", "_pytest", "pluggy", "unittest")
 _CALLER = _words("inspect.stack inspect.getouterframes sys._current_frames")
 _OWN_NAMES = frozenset(["self", "cls"])
 _SETTERS = frozenset(["builtins.setattr", "builtins.delattr"])
-_SIGN = re.compile(r"PYTEST_[A-Z_]+|woodshed_seen|/proc/self/mem")
+_SIGN = re.compile(r"PYTEST_[A-Z_]+|woodshed_(?:seen|step|truth)|/proc/self/mem")
 _COMPILED = (b"\x7fELF", b"MZ", b"\xfe\xed\xfa", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe", b"PK\x03\x04")
 _NOT_PYTHON = (".so", ".pyd", ".dll", ".dylib")
 

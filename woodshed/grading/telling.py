@@ -35,6 +35,8 @@ _TOKEN = re.compile(rf'"(?:[^"\\]|\\.?)*(?:"|\Z)|(?<![\w.])(?:{_NUMBER})(?![\w.]
 _LONGEST = 8192
 """Maximum characters of a text whose numbers are read; those of a run are shorter, unless a submission forged them."""
 _TRUTH = {"true": "1", "false": "0"}
+_ASKED = re.compile(r"\A(true|false)=")
+"""What stands before a value of which the test only asked whether it is true (``pytest_runner.py``)."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,8 @@ def reference_of(first: Values, second: Values, known: Known) -> Reference:
         telling[test] = []
         for n, value in enumerate(values[test]):
             shown, before, given = (of[n] if n < len(of) else None for of in sources)
-            anyway = (shown, given, *predictions(shown, changes, before, given))
+            bare, bare_before, bare_given = (text and _bare(text) for text in (shown, before, given))
+            anyway = (shown, given, *predictions(bare, changes, bare_before, bare_given))
             known_anyway = value is None or _among(value, inputs) or any(same(value, text) for text in anyway)
             telling[test].append(None if known_anyway else value)
     return Reference(values, telling)
@@ -90,8 +93,10 @@ def without(found: Reference, answered: Values, apart: Collection[str] = ()) -> 
     telling: Expected = {}
     for test, (function, _) in places(found.telling).items():
         values, seen, stays = found.telling[test], answered.get(test, []), _GUESSED if function in apart else ()
-        gone = [n < len(seen) and value not in stays and same(seen[n], value) for n, value in enumerate(values)]
-        telling[test] = [None if known else value for known, value in zip(gone, values)]
+        telling[test] = [
+            value if value is None or n >= len(seen) or _bare(value) in stays or not same(seen[n], value) else None
+            for n, value in enumerate(values)
+        ]
     return Reference(found.values, telling)
 
 
@@ -127,7 +132,7 @@ def by_heart(known: Reference, seen: Values, share: float) -> str:
     for test, (function, _) in places(known.telling).items():
         for value, answer in zip_longest(known.telling[test], seen.get(test, ())):
             if value is not None:
-                kind = value if value in _GUESSED else ""
+                kind = bare if (bare := _bare(value)) in _GUESSED else ""
                 parts.setdefault((function, kind), []).append(same(value, answer))
     small = [part for part, right in parts.items() if len(right) < _FEWEST]
     parts["small tests", ""] = [right for part in small if not part[1] for right in parts[part]]
@@ -144,7 +149,8 @@ def kinds_apart(found: Reference) -> frozenset[str]:
     True and enough False, or two other values that can be guessed."""
     counts: dict[str, Counter[str]] = {}
     for test, (function, _) in places(found.telling).items():
-        counts.setdefault(function, Counter()).update(v for v in found.telling[test] if v in _GUESSED)
+        known = (_bare(value) for value in found.telling[test] if value is not None)
+        counts.setdefault(function, Counter()).update(value for value in known if value in _GUESSED)
     return frozenset(name for name, of in counts.items() if sum(n >= _FEWEST for n in of.values()) > 1)
 
 
@@ -185,7 +191,7 @@ def problem_of(found: Reference) -> str:
     """
     if not plain(found.values):
         return "its failing tests compare no values that can be checked on other inputs"
-    told = plain(found.telling)
+    told = [_bare(value) for value in plain(found.telling)]
     if all(value in _GUESSED for value in told) and (len(told) < _FEWEST or len(set(told)) == 1):
         return "on other inputs the given files, the visible answers, or one constant, are right already"
     return ""
@@ -228,16 +234,26 @@ def values_of(run: TestRun) -> Values:
 def same(a: str | None, b: str | None) -> bool:
     """Return whether two texts are of equal values: numbers of different types may be equal, floats may be close.
 
-    The tolerance is that of ``pytest.approx`` up to 1,000; above, a thousandth or, if that is less, nine digits.
+    Where a test only asked whether a value is true, a bool equals any value that is as true. The tolerance is that of
+    ``pytest.approx`` up to 1,000; above, a thousandth or, if that is less, nine digits.
     """
     if a == b or a is None or b is None or max(len(a), len(b)) > _LONGEST:
         return a == b
-    (one, numbers), (other, others) = _split(a), _split(b)
+    for flag, value in ((a, b), (b, a)):
+        if flag in _TRUTH and (asked := _ASKED.match(value)):
+            return flag == asked[1]
+    (one, numbers), (other, others) = _split(_bare(a)), _split(_bare(b))
     return one == other and all(map(_close, numbers, others))
+
+
+def _bare(text: str) -> str:
+    """Return the text of a value without what stands before it if a test only asked whether it is true."""
+    return _ASKED.sub("", text)
 
 
 def _among(value: str, texts: frozenset[str]) -> bool:
     """Return whether a value is the ``same`` as one of many texts; a truth value is that of no number."""
+    value = _bare(value)
     if value in texts or value in _GUESSED or len(value) > _LONGEST:
         return value in texts
     form, numbers = _split(value)

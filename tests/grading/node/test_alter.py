@@ -19,7 +19,10 @@ def body(text: str, kind: str = "numbers") -> str | None:
     [
         ("assert.equal(f(2), 3);", "woodshed_seen(f(3));"),
         ("assert.deepEqual(f(2, 0), [1, 2], 'why');", "woodshed_seen(f(3, 0));"),
-        ("assert(f(1.5));", "woodshed_seen(f(1.875));"),
+        ("assert(f(1.5));", "woodshed_truth(f(1.875));"),
+        ("assert.ok(f(2), why(3));", "woodshed_truth(f(3));"),
+        ("expect(f(2)).to.be.ok;", "woodshed_truth(f(3));"),
+        ("expect(f(2)).toBeFalsy();", "woodshed_truth(f(3));"),
         ("expect(f(2)).to.eql(g(4));", "woodshed_seen(f(3), g(5));"),
         ("expect(f(2)).to.be.true;", "woodshed_seen(f(3));"),
         ("f(2).should.equal(3);", "woodshed_seen(f(3));"),
@@ -58,6 +61,7 @@ def test_strings() -> None:
 def test_planned_assertions_of_tape_are_counted() -> None:
     text = "const test = require('tape');\ntest('a', (t) => { t.plan(1); t.equal(f(1), 2); });\n"
     assert "woodshed_seen(f(2)) && t.pass();" in (body(text) or "")
+    assert "woodshed_truth(f(2)) && t.pass();" in (body(text.replace("equal(f(1), 2)", "true(f(1))")) or "")
 
 
 def test_nothing_to_change() -> None:

@@ -70,6 +70,29 @@ def test_an_order_that_the_test_sorts_away_does_not_matter(task: Task, in_boxes:
     assert outcome.resolved, outcome.detail
 
 
+@pytest.mark.parametrize(
+    ("body", "resolved"),
+    [("return width % height ? [] : 0;", False), ("return width % height ? '' : [1];", True), ("return 'x';", False)],
+)
+def test_any_true_value_is_right_where_a_test_asks_for_no_more(
+    task: Task, in_boxes: Boxes, body: str, resolved: bool
+) -> None:
+    asked = "".join(
+        f"  assert{'(' if width % 3 == 0 else '.ok(!'}measure.area({width}, 3));\n" for width in (6, 7, 9, 12, 14, 17)
+    )
+    test = (task.path / "tests/workspace" / FILE).read_text()
+    test = test.replace("  assert.strictEqual(measure.area(2, 3), 6);\n", asked)
+    test = test.replace("  assert.strictEqual(measure.area(10, 7), 70);\n", asked)
+    test = test.replace("  assert.strictEqual(measure.area(1, 1), 1);\n", "")
+    for folder in ("tests/workspace", "environment/workspace"):
+        (task.path / folder / FILE).write_text(test)
+    given = "return width + height;"
+    (task.path / "solution/workspace/lib/measure.js").write_text(MEASURE.replace(given, "return !(width % height);"))
+    code = {"lib/measure.js": MEASURE.replace(given, body).encode()}
+    outcome = in_boxes(lambda backend, layers: grade(Task.load(task.path), code, backend, layers))
+    assert outcome.resolved == resolved, outcome.detail
+
+
 def test_an_agents_own_test_beside_the_code_is_no_reason_to_refuse_its_fix(task: Task, in_boxes: Boxes) -> None:
     fix = {"lib/measure.js": MEASURE.replace("width + height", "width * height").encode()}
     test = b"const assert = require('assert');\nit('works', () => assert(require('./measure').area(2, 3) === 6));\n"

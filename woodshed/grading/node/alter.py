@@ -1,8 +1,8 @@
 """JavaScript tests with other inputs: constants changed, assertions turned into records (see ``pytest_alter.py``).
 
-Where a test compared values, it passes them to ``woodshed_seen`` (``values.js``) and continues; ``woodshed_step``
-records results that a call there passes to another call. Titles of tests, names of modules and properties, indices,
-template strings and plans stay as they are.
+Where a test compared values, it passes them to ``woodshed_seen`` (``values.js``) and continues; where it only asked
+whether one is true, to ``woodshed_truth``. ``woodshed_step`` records results that a call there passes to another call.
+Titles of tests, names of modules and properties, indices, template strings and plans stay as they are.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ _METHODS = words(
     "exactly truthy falsy"
 )
 _FUNCTIONS = words("assert ok equal deepEqual strictEqual deepStrictEqual notEqual notStrictEqual notDeepEqual")
+_TRUTHS = words("assert ok notOk isOk isNotOk truthy falsy toBeTruthy toBeFalsy")
+_TRUTHS_OF_TAPE = _TRUTHS | words("true false")
 _RAISES = re.compile(r"(?i)throw|reject|raise")
 _CONVERTERS = words("Array.from String Number JSON.parse")
 _NORMALISERS = words("sort trim join split toLowerCase toUpperCase toString")
@@ -129,6 +131,9 @@ class _Alter:
         values, holder = _compared(expression)
         if not values:
             return None
+        record = "woodshed_seen"
+        if _last_name(expression) in (_TRUTHS_OF_TAPE if self.counts else _TRUTHS):
+            record, values = "woodshed_truth", values[:1]  # the second is a message
         computed = [value for value in values if not _literal(value)]
         # beside a computed value, a bare name is usually the value that the test expects
         told = [v for v in computed if v.type != "identifier"] if any(map(_calls, computed)) else computed
@@ -138,7 +143,7 @@ class _Alter:
         )
         self._noting = outer
         # A tape test with a plan counts its assertions, so one is made in place of the removed one.
-        return f"woodshed_seen({noted})" + (f" && {holder}.pass()" if self.counts and holder else "")
+        return f"{record}({noted})" + (f" && {holder}.pass()" if self.counts and holder else "")
 
 
 def _other_source(type_: str, old: str, kind: Kind, seed: str) -> str:
@@ -204,6 +209,13 @@ def _compared(expression: Node) -> tuple[list[Node], str]:
     if function is None or function.type != "member_expression" or names[:1] == [] or names[0] not in _METHODS:
         return [], ""
     return outer, text(function.child_by_field_name("object"))
+
+
+def _last_name(assertion: Node) -> str:
+    """Return ``ok`` of ``ok(x)``, ``t.ok(x)`` and ``expect(x).to.be.ok``."""
+    function = assertion.child_by_field_name("function") if assertion.type == "call_expression" else assertion
+    last = function.child_by_field_name("property") if function is not None else None
+    return text(last or function)
 
 
 def _arguments(call: Node) -> list[Node]:

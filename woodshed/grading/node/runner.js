@@ -104,6 +104,7 @@ const main = async () => {
       guard.lock(require);
       if (request.values) {
         globalThis.woodshed_seen = values.see;
+        globalThis.woodshed_truth = values.truth;
         globalThis.woodshed_step = values.step;
       }
     },

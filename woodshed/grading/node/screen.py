@@ -32,8 +32,8 @@ _PROCESS = words("arch cwd emitWarning env hrtime memoryUsage nextTick pid platf
 _OF_PROCESS = words("exit kill binding stdout stderr exitCode argv execArgv _cache")
 """Names that are suspicious only as parts of ``process`` and ``require``, which no object of one's own is."""
 _SHADOWED = words(
-    "Function Proxy globalThis global process WebAssembly SharedArrayBuffer woodshed_seen woodshed_reporter describe "
-    "beforeEach afterEach"
+    "Function Proxy globalThis global process WebAssembly SharedArrayBuffer woodshed_seen woodshed_truth "
+    "woodshed_step woodshed_reporter describe beforeEach afterEach"
 )
 _NAMES = _SHADOWED | {"eval", "with"}
 _DEFINED = words("valueOf toJSON toString then constructor")

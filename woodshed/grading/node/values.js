@@ -50,15 +50,24 @@ const values = (() => {
     const kind = made === null || made === Object.prototype ? "" : tag;
     return `${kind}{${apply(join, apply(sort, parts, []), [","])}}`;
   };
+  const shown = (value) => {
+    let found;
+    try {
+      found = encode(value, [], { left: 2000 });
+    } catch {
+      found = "?";
+    }
+    return found.length > LIMIT ? "?" : found;
+  };
   const see = (...seen) => {
+    for (let i = 0; i < seen.length && list.length < 400; i++) apply(push, list, [shown(seen[i])]);
+    return true;
+  };
+  // A value of which the test only asks whether it is true.
+  const truth = (...seen) => {
     for (let i = 0; i < seen.length && list.length < 400; i++) {
-      let shown;
-      try {
-        shown = encode(seen[i], [], { left: 2000 });
-      } catch {
-        shown = "?";
-      }
-      apply(push, list, [shown.length > LIMIT ? "?" : shown]);
+      const text = shown(seen[i]), asked = seen[i] ? "true" : "false";
+      apply(push, list, [text === "?" || text === asked ? asked : `${asked}=${text}`]);
     }
     return true;
   };
@@ -92,5 +101,5 @@ const values = (() => {
     list.length = 0;
     return taken;
   };
-  return { see, step, take };
+  return { see, truth, step, take };
 })();
