@@ -425,7 +425,7 @@ def trained(root: Path, policy: Path, hint_kl: HintKlSettings, *stops: int) -> l
     return [json.loads(line) for line in (root / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("teacher", ["live", "lagged", "frozen"])
+@pytest.mark.parametrize("teacher", ["live", "lagged", "averaged", "frozen"])
 def test_a_restarted_trainer_has_the_same_teacher(tmp_path: Path, policy_dir: Path, teacher: str) -> None:
     hint_kl = HintKlSettings(form="reverse", teacher=teacher, teacher_steps=3)
     whole = trained(tmp_path / "whole", policy_dir, hint_kl, 8)
@@ -444,10 +444,10 @@ def test_a_restarted_trainer_has_the_same_teacher(tmp_path: Path, policy_dir: Pa
             trained(tmp_path / "restarted", policy_dir, hint_kl, 8)
 
 
-def test_the_three_teachers_are_what_they_say(tmp_path: Path, policy_dir: Path) -> None:
+def test_the_teachers_are_what_they_say(tmp_path: Path, policy_dir: Path) -> None:
     """Without a hint the gap is how far the teacher's weights are: none for the live one."""
     gaps = {}
-    for teacher in ("live", "lagged", "frozen"):
+    for teacher in ("live", "lagged", "averaged", "frozen"):
         root = tmp_path / teacher
         train = TrainSettings(
             fsync=False,
@@ -472,7 +472,7 @@ def test_the_three_teachers_are_what_they_say(tmp_path: Path, policy_dir: Path) 
         gaps[teacher] = [abs(line["hint_gap"]) > 1e-4 for line in lines]
     assert gaps["live"] == [False] * 7
     assert gaps["lagged"] == [False, True, True, False, True, True, False]
-    assert gaps["frozen"] == [False, *[True] * 6]
+    assert gaps["frozen"] == gaps["averaged"] == [False, *[True] * 6]
 
 
 @pytest.mark.parametrize("grammar", [False, True])

@@ -1,4 +1,4 @@
-"""The KL term to the policy that RL starts from, from the recipe's setting to the gradient."""
+"""Policies that the trained one is compared with, and the KL term to them from the recipe's setting to the gradient."""
 
 import copy
 import json
@@ -13,6 +13,7 @@ import torch
 from woodshed.policy.decoder import Decoder, causal_attend
 from woodshed.policy.formats import get_format
 from woodshed.policy.hf import Policy, save_policy
+from woodshed.policy.state import hf_state
 from woodshed.policy.tokenizer import Tokenizer, train_bpe
 from woodshed.record.segment import Segment
 from woodshed.record.trajectory import Trajectory
@@ -20,7 +21,7 @@ from woodshed.rl.algorithms import load_algorithm
 from woodshed.rl.batching import build_batch
 from woodshed.train.batch import TrainBatch
 from woodshed.train.checkpoint import CheckpointError
-from woodshed.train.reference import Reference, needs_reference
+from woodshed.train.reference import AveragedPolicy, Reference, needs_reference
 from woodshed.train.settings import ImportanceSettings, KlSettings, OptimizerSettings, ScheduleSettings, TrainSettings
 from woodshed.train.token_sets import SetTable
 from woodshed.train.trainer import Trainer
@@ -50,6 +51,35 @@ def test_the_reference_agrees_with_a_forward_pass_of_every_sequence(decoder, mak
         logp = decoder.logits(hidden)[0].log_softmax(-1)[:-1].gather(1, tokens[0, 1:, None])[:, 0].detach().numpy()
         here = used[start:end][1:]
         np.testing.assert_allclose(filled.ref_logprobs[start + 1 : end][here], logp[here], atol=1e-5)
+
+
+@pytest.mark.parametrize("config", [CONFIG, MOE])
+def test_an_averaged_policy_is_the_moving_average(tmp_path: Path, config) -> None:
+    """theta'_n = (1 - r)^n theta_0 + sum over k of r (1 - r)^(n - k) theta_k, in float64; also after a restart."""
+    rate, begin = 0.05, 3
+    policies = [Decoder(config, seed=seed) for seed in range(6)]
+
+    def averaged() -> AveragedPolicy:
+        return AveragedPolicy("teacher", 1, lambda: copy.deepcopy(policies[0]), tmp_path, 2, begin, rate=rate)
+
+    whole = averaged()
+    for number, policy in enumerate(policies[1:4], 1):
+        whole.follow(begin + number, policy)
+    again = averaged()
+    for number, policy in enumerate(policies[4:], 4):
+        whole.follow(begin + number, policy)
+        again.follow(begin + number, policy)
+    states = [hf_state(policy) for policy in policies]
+    ours, theirs = (hf_state(one.decoder(begin + 5)) for one in (whole, again))
+    for name, tensor in ours.items():
+        wanted = sum(rate * (1 - rate) ** (5 - k) * states[k][name].double() for k in range(1, 6))
+        wanted = wanted + (1 - rate) ** 5 * states[0][name].double()
+        torch.testing.assert_close(tensor.double(), wanted, rtol=0, atol=1e-6)
+        assert torch.equal(tensor, theirs[name]), "a restarted trainer continues with the same average"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"teacher-00000{n}.safetensors" for n in (7, 8)]
+    (tmp_path / "teacher-000008.safetensors").write_bytes(b"no such file")
+    with pytest.raises(CheckpointError, match=r"teacher-000008\.safetensors: not the teacher"):
+        averaged().decoder(8)
 
 
 def test_the_reference_replays_no_experts(make_batch) -> None:

@@ -101,7 +101,8 @@ def build_batch(
     """
     if generation_budget < 1 or (rollouts is not None and rollouts < 1):
         raise ValueError("build_batch: generation_budget and rollouts must be at least 1")
-    stats, rows, best = BatchStats(groups=len(groups)), [], []
+    stats, rows, best = BatchStats(groups=len(groups)), list[TrainSequence](), list[float]()
+    annotated_rollouts: list[tuple[Trajectory, Sequence[Weights]]] = []
     rewards: list[float] = []
     paid: list[dict[str, float]] = []
     for group in groups:
@@ -124,20 +125,19 @@ def build_batch(
             stats.fates |= {t.id: "unpaired" for t in valid}
             continue
         annotated = annotate(algorithm, valid)
-        learnt = [any(weight.any() for weights in segments for weight in weights.values()) for segments in annotated]
-        stats.zero_groups += not any(learnt)
-        for trajectory, segments, any_weight in zip(valid, annotated, learnt, strict=True):
-            marks: Marks = [()] * len(segments) if hints is None else hints.mark(trajectory, stats.hints)
-            gamma = 0.0 if hints is None else hints.weight
-            made: list[TrainSequence] = []
-            if any_weight or kl_beta or any(marks):
-                made = _sequences(
-                    trajectory, segments, kl_beta, gamma, marks, stats, grammars, train_summaries=train_summaries
-                )
-            stats.trained += bool(made)
-            stats.zero_advantage += not made
-            stats.fates[trajectory.id] = "trained" if made else "zero_advantage"
-            rows += made
+        stats.zero_groups += not any(map(_weighs, annotated))
+        annotated_rollouts += zip(valid, annotated, strict=True)
+    gamma = 0.0 if hints is None else hints.weight
+    for (trajectory, segments), marks in zip(annotated_rollouts, _marks(annotated_rollouts, hints, stats)):
+        made: list[TrainSequence] = []
+        if _weighs(segments) or kl_beta or any(marks):
+            made = _sequences(
+                trajectory, segments, kl_beta, gamma, marks, stats, grammars, train_summaries=train_summaries
+            )
+        stats.trained += bool(made)
+        stats.zero_advantage += not made
+        stats.fates[trajectory.id] = "trained" if made else "zero_advantage"
+        rows += made
     for name in sorted({name for row in paid for name in row}):
         values = np.array([row.get(name, 0.0) for row in paid])
         stats.reward_terms[name] = float(values.mean())
@@ -152,6 +152,22 @@ def build_batch(
     denominators = {part: float(count * generation_budget) for part in parts}
     batch = pack(rows, id=batch_id, step=step, denominators=denominators, info={"stats": asdict(stats)})
     return batch, stats
+
+
+def _weighs(segments: Sequence[Weights]) -> bool:
+    """Return whether the algorithm weighs a token of a rollout."""
+    return any(weight.any() for weights in segments for weight in weights.values())
+
+
+def _marks(
+    rollouts: Sequence[tuple[Trajectory, Sequence[Weights]]], hints: Hinter | None, stats: BatchStats
+) -> list[Marks]:
+    """Return the messages of each rollout that get a hint."""
+    if hints is None:
+        return [[()] * len(segments) for _, segments in rollouts]
+    marked = [hints.mark(trajectory, stats.hints) for trajectory, _ in rollouts]
+    sampled = sum(int(predicted(s.sampled).sum()) for trajectory, _ in rollouts for s in trajectory.segments)
+    return hints.limited(marked, sampled, stats.hints)
 
 
 def shown(group: Sequence[Trajectory], left_out: Callable[[Trajectory], bool]) -> list[Trajectory]:
@@ -171,7 +187,7 @@ def is_flat(
     if len(roots(valid)) < algorithm.least:
         return True
     annotated = annotate(algorithm, valid)
-    if any(weight.any() for segments in annotated for part in segments for weight in part.values()):
+    if any(map(_weighs, annotated)):
         return False
     return hints is None or not any(any(hints.mark(trajectory, HintStats())) for trajectory in valid)
 

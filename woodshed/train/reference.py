@@ -1,4 +1,4 @@
-"""Policies that the trained one is compared with: frozen, or updated to it every so many steps."""
+"""Policies that the trained one is compared with: frozen, updated to it every so many steps, or its moving average."""
 
 from __future__ import annotations
 
@@ -90,3 +90,19 @@ class LaggedPolicy:
 
     def _since(self, step: int) -> int:
         return step - (step - self.start) % self.every if self.every else self.start
+
+
+@dataclass
+class AveragedPolicy(LaggedPolicy):
+    """An exponential moving average of the policy, in float32: after each step, m <- (1 - rate) m + rate * policy, from
+    the policy that training started from. ``every`` must be 1."""
+
+    rate: float = 0.05
+
+    def follow(self, step: int, policy: Decoder) -> None:
+        """Move towards ``policy`` as it is after ``step``, and save the average. Call it as for a lagged policy."""
+        average = self.decoder(step - 1)
+        before, now = hf_state(average), hf_state(policy)
+        state = {name: torch.lerp(before[name], tensor.to(before[name]), self.rate) for name, tensor in now.items()}
+        load_hf_state(average, state)
+        save_reference(self.checkpoints, step, state, keep=self.keep, name=self.name)

@@ -128,13 +128,16 @@ class HintKlSettings(Settings):
     jsd_beta: float = Field(default=0.5, gt=0, lt=1)
     """For ``jsd``: the share of q in the mixture that both are compared with."""
 
-    teacher: Literal["live", "lagged", "frozen"] = "live"
+    teacher: Literal["live", "lagged", "averaged", "frozen"] = "live"
     """Weights of the teacher. ``live``: those of the policy before the step; ``frozen``: those that RL starts from;
-    ``lagged``: those after the last multiple of ``teacher_steps`` steps. The last two keep a second policy in
-    memory."""
+    ``lagged``: those after the last multiple of ``teacher_steps`` steps; ``averaged``: an exponential moving average of
+    the policy. All but the first keep a second policy in memory, and the average is saved with each checkpoint."""
 
     teacher_steps: int = Field(default=10, ge=1)
     """Number of steps between updates of a ``lagged`` teacher."""
+
+    teacher_rate: float = Field(default=0.05, gt=0, lt=1)
+    """Share of the way to the policy that an ``averaged`` teacher moves after each step (SDPO: 0.05)."""
 
     gate_low: float = Field(default=0.0, ge=0)
     """Tokens with |log q - log p| below this, in nats, do not count; p and q of the sampled token."""

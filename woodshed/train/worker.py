@@ -33,7 +33,7 @@ from woodshed.weights.errors import ChainError
 from .batch import BatchError, TrainBatch
 from .checkpoint import CheckpointError, latest_checkpoint, save_checkpoint, steps
 from .metrics_log import MetricsLog
-from .reference import LaggedPolicy, Reference, needs_reference
+from .reference import AveragedPolicy, LaggedPolicy, Reference, needs_reference
 from .teacher import weighs_hints
 from .trainer import Trainer
 from .worker_config import WorkerConfig
@@ -162,9 +162,10 @@ class Worker:
         """Load the policy that training started from."""
         return load_decoder(self.config.policy, device=resolve(self.config.device), dtype=torch.float32)
 
-    def _lagged(self, name: str, every: int) -> LaggedPolicy:
+    def _lagged(self, name: str, every: int, rate: float | None = None) -> LaggedPolicy:
         keep = self.config.train.keep_checkpoints + 1
-        return LaggedPolicy(name, every, self._start, self.config.checkpoints, keep, self.config.start)
+        place = name, every, self._start, self.config.checkpoints, keep, self.config.start
+        return LaggedPolicy(*place) if rate is None else AveragedPolicy(*place, rate=rate)
 
     def _make_teacher(self) -> LaggedPolicy | None:
         """Return the policy that reads hints; None for the trained policy itself. If it is equal to the reference, both
@@ -172,6 +173,8 @@ class Worker:
         hint_kl = self.config.train.hint_kl
         if hint_kl.teacher == "live":
             return None
+        if hint_kl.teacher == "averaged":
+            return self._lagged("teacher", 1, hint_kl.teacher_rate)
         every = hint_kl.teacher_steps if hint_kl.teacher == "lagged" else 0
         return self._reference if every == self._reference.every else self._lagged("teacher", every)
 

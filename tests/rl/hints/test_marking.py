@@ -178,6 +178,23 @@ def test_who_gets_hints() -> None:
     assert stats.hints.too_long == 2 and stats.hints.messages == 2, "the later message is too long with its hint"
 
 
+def test_hints_have_a_share_of_the_sampled_tokens() -> None:
+    """Each episode has two marked messages; first messages come first, and what does not fit is not trained."""
+    group = group_of(1.0, 1.0, 1.0)
+    whole, stats = built(group, hinter())
+    assert whole.hinted is not None and (stats.hints.messages, stats.hints.over_share) == (6, 0)
+    first, second = whole.hinted.targets[:2].tolist()
+    sampled = stats.sampled_tokens
+    assert second < first
+    for wanted, most in ((1, first), (3, 3 * first), (5, 3 * first + 2 * second), (1, first - 1), (0, second - 1)):
+        batch, stats = built(group, hinter(token_share=(most + 0.5) / sampled))
+        assert batch.hinted is not None or not wanted
+        starts = [] if batch.hinted is None else batch.hinted.targets.tolist()
+        assert len(starts) == stats.hints.messages == wanted and stats.hints.over_share == 6 - wanted
+        assert sum(starts) == stats.hints.tokens == (batch.weights["hint_kl"] != 0).sum() if wanted else not len(batch)
+        assert stats.trained == min(wanted, 3), "an episode without a hint has nothing to learn here"
+
+
 def test_dynamic_sampling_keeps_what_is_trained_on_hints_alone() -> None:
     def flat(group: list[Trajectory], hints: Hinter | None) -> bool:
         return is_flat(group, DEFAULT, lambda t: t.id == "t2", hints)

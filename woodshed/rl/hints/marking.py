@@ -44,8 +44,9 @@ class HintStats:
     """Counts over the compared episodes of a batch, including those with weight 0.
 
     ``found``: findings per trigger; ``rate``: the same per episode. ``messages``, ``tokens``: number of marked messages
-    and their tokens. ``over_limit``: messages beyond ``per_trajectory``; ``too_long``: messages whose context with the
-    hint exceeds the policy's maximum length. ``unplaced``: episodes whose conversation, calls and tokens do not match.
+    and their tokens. ``over_limit``: messages beyond ``per_trajectory``; ``over_share``: beyond ``token_share``;
+    ``too_long``: messages whose context with the hint exceeds the policy's maximum length. ``unplaced``: episodes whose
+    conversation, calls and tokens do not match.
     """
 
     episodes: int = 0
@@ -54,6 +55,7 @@ class HintStats:
     messages: int = 0
     tokens: int = 0
     over_limit: int = 0
+    over_share: int = 0
     too_long: int = 0
     unplaced: int = 0
 
@@ -162,6 +164,27 @@ class Hinter:
             stats.messages += 1
             stats.tokens += place.end - place.start
         return [tuple(messages) for messages in marks]
+
+    def limited(self, marked: Sequence[Marks], sampled: int, stats: HintStats) -> list[Marks]:
+        """Return ``marked``, the marks of all episodes of a batch with ``sampled`` sampled tokens, without the messages
+        beyond ``token_share``, and correct the counts of ``stats``."""
+        ranked = []  # (number in its episode, tokens, episode, segment, message)
+        for episode, marks in enumerate(marked):
+            places = [(segment, message) for segment, messages in enumerate(marks) for message in messages]
+            for number, (segment, message) in enumerate(places):
+                ranked.append((number, message.end - message.start, episode, segment, message))
+        ranked.sort(key=lambda entry: entry[:4])
+        left = self.settings.token_share * sampled
+        kept: list[list[list[HintedMessage]]] = [[[] for _ in marks] for marks in marked]
+        for _, tokens, episode, segment, message in ranked:
+            if tokens <= left:
+                left -= tokens
+                kept[episode][segment].append(message)
+            else:
+                stats.messages -= 1
+                stats.tokens -= tokens
+                stats.over_share += 1
+        return [[tuple(messages) for messages in marks] for marks in kept]
 
     def find(self, trajectory: Trajectory, replies: Sequence[Reply], stats: HintStats) -> dict[int, list[str]]:
         """Return the distinct hint texts of each reply, by its number, without those that a fork repeats: they count in

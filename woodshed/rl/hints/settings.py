@@ -23,6 +23,9 @@ class HintSettings(Settings):
     ``"module:function"`` of your own. All but the last two of these names by default."""
     per_trajectory: int = Field(default=4, ge=1)
     """Maximum number of messages of one episode that are trained on, the earliest first."""
+    token_share: float = Field(default=1.0, gt=0, le=1)
+    """Maximum share of a batch's sampled tokens that belong to marked messages. The first messages of all episodes are
+    taken before the second ones, and so on; one that does not fit any more is left out."""
     role: Literal["user", "system", "tool"] = "user"
     """Role of the message that carries the hint. The chat format ``compact`` renders no system messages, and user
     messages only at the beginning of a conversation: use ``tool`` with it."""
