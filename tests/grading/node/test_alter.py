@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from woodshed.grading.node.alter import alter, literals, other
+from woodshed.grading.node.alter import alter, imported, literals, other, recording
 from woodshed.grading.node.syntax import parse
 
 
@@ -56,6 +56,21 @@ def test_strings() -> None:
     text = "'use strict';\nconst f = require('./lib');\ntest('title', () => { t.equal(f('abc', \"x\"), 'd'); });\n"
     assert body(text, "strings") == text.replace("t.equal(f('abc', \"x\"), 'd');", "woodshed_seen(f('abd', \"y\"));")
     assert body("g(typeof x === 'string' ? o['key'] : `a${1}b`);", "strings") is None
+
+
+def test_helpers_keep_their_constants() -> None:
+    text = "exports.check = (x, y) => assert.equal(f(x, 3), y);"
+    assert recording(text) == "exports.check = (x, y) => woodshed_seen(f(x, 3));"
+    assert recording("exports.make = (x) => f(x, 3);") is None
+
+
+def test_imports_of_a_test_file() -> None:
+    files = {"test/helpers.js", "test/more/index.mjs", "lib/f.js", "test/data.json"}
+    source = (
+        "const a = require('./helpers');\nimport b from '../test/more';\nimport 'chai'; require('./data.json.js');\n"
+    )
+    assert imported("test/f.test.js", source, files) == {"test/helpers.js", "test/more/index.mjs"}
+    assert imported("test/deep/f.test.js", "await import('../../lib/f.js');", files) == {"lib/f.js"}
 
 
 def test_planned_assertions_of_tape_are_counted() -> None:

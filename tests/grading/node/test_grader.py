@@ -93,6 +93,28 @@ def test_any_true_value_is_right_where_a_test_asks_for_no_more(
     assert outcome.resolved == resolved, outcome.detail
 
 
+def test_what_a_helper_compares_is_recorded(task: Task, in_boxes: Boxes) -> None:
+    helper = "const assert = require('assert');\nconst { area } = require('../lib/measure');\n"
+    helper += "exports.check = (x, y, expected) => assert.strictEqual(area(x, y), expected);\n"
+    test = (task.path / "tests/workspace" / FILE).read_text()
+    for x, y in ((2, 3), (10, 7), (1, 1)):
+        test = test.replace(f"assert.strictEqual(measure.area({x}, {y}), {x * y})", f"check({x}, {y}, {x * y})")
+    test = test.replace("const assert", "const { check } = require('./helpers');\nconst assert")
+    for folder in ("tests/workspace", "environment/workspace"):
+        (task.path / folder / FILE).write_text(test)
+        (task.path / folder / "test/helpers.js").write_text(helper)
+    task = Task.load(task.path)
+    exploits = [BY_NAME[name] for name in ("honest_fix", "node_by_heart", "node_by_heart_near")]
+
+    async def both(backend: Any, layers: Any) -> tuple[Any, list[Any]]:
+        report = await check_task(task, backend, layers)
+        return report, await run_battery([task], backend, layers, exploits=exploits)
+
+    report, attempts = in_boxes(both)
+    assert report.passed, str(report)
+    assert [attempt.verdict for attempt in attempts] == ["rewarded", "rejected", "rejected"]
+
+
 def test_an_agents_own_test_beside_the_code_is_no_reason_to_refuse_its_fix(task: Task, in_boxes: Boxes) -> None:
     fix = {"lib/measure.js": MEASURE.replace("width + height", "width * height").encode()}
     test = b"const assert = require('assert');\nit('works', () => assert(require('./measure').area(2, 3) === 6));\n"

@@ -8,12 +8,15 @@ Titles of tests, names of modules and properties, indices, template strings and 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
+from functools import lru_cache
+from posixpath import dirname, join, normpath
 from typing import TYPE_CHECKING, Any
 
 from woodshed.grading.other_constants import SAME, Kind, chosen, other_digit, other_letter, other_number
 from woodshed.grading.reshape import reordered, reshaped
 
-from .syntax import parse, rewrite, string_value, text, walk, words
+from .syntax import SUFFIXES, parse, rewrite, string_value, text, walk, words
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -36,6 +39,8 @@ _TITLED = words("describe context suite it specify test only skip todo before af
 _BY_NAME = _TITLED | words("require import plan timeout setTimeout retries slow")
 _CONSTANTS = words("number string true false null undefined regex")
 _WHOLE = re.compile(r"0|[1-9]\d{0,14}")
+_RECORDED = re.compile(r"\bwoodshed_(?:seen|truth)\(")
+_IMPORTED = re.compile(r"""\b(?:require\(|import\(|import|from)\s*['"](\.{1,2}/[^'"]+)['"]""")
 _TAPE = re.compile(r"""['"]tape['"]""")
 
 
@@ -73,6 +78,23 @@ def other(value: Any, kind: Kind, seed: str) -> Any:
     if type(value) is str:
         return _other_source("string", f"'{value}'", kind, seed)[1:-1]
     return int(_other_source("number", str(value), kind, seed)) if type(value) is int else value
+
+
+def imported(name: str, source: str, files: Collection[str]) -> set[str]:
+    """Return those of ``files`` (paths) that the test file ``name`` imports by a relative path."""
+    found = set()
+    for path in _IMPORTED.findall(source):
+        place = normpath(join(dirname(name), path))
+        tried = (place, *(f"{place}{part}{type_}" for part in ("", "/index") for type_ in SUFFIXES))
+        found |= {next((file for file in tried if file in files), "")}
+    return found - {""}
+
+
+@lru_cache(maxsize=256)
+def recording(source: str) -> str | None:
+    """Turn the assertions of a file that tests import into records and keep its constants. None if it has none."""
+    altered = alter(source, SAME)
+    return altered if altered is not None and _RECORDED.search(altered) else None
 
 
 class _Alter:

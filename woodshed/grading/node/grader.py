@@ -22,7 +22,7 @@ from woodshed.record.task import Task
 from woodshed.record.trajectory import Outcome
 from woodshed.sandbox.protocol import Sandbox
 
-from .alter import alter, literals, other
+from .alter import alter, imported, literals, other, recording
 from .screen import screen
 
 _PARTS = ("guard.js", "values.js", "frameworks.js", "runner.js")
@@ -167,4 +167,4 @@ def _text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-NODE = Altering(alter, _run_altered, literals, other, _text)
+NODE = Altering(alter, _run_altered, literals, other, _text, imported=imported, recording=recording)
