@@ -80,6 +80,8 @@ def test_oracle_and_cheater_side_by_side(server: ScriptedServer, tasks: list[Tas
     ):
         with pytest.raises(EvaluationError, match=said):
             evaluate_policies(replace(asked, **other), quiet)
+    with pytest.raises(EvaluationError, match=r"in another order \(POLICY: oracle, cheater\)"):
+        evaluate_policies(replace(asked, policies=asked.policies[::-1]), quiet)
 
 
 def test_regrading_uses_the_tasks_as_they_are(server: ScriptedServer, tasks: list[Task], tmp_path: Path) -> None:

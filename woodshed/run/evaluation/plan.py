@@ -249,6 +249,12 @@ def settle(folder: EvaluationFolder, settings: dict[str, Any]) -> None:
                 f"{folder.root} holds an evaluation with other settings ({option}: {what}); give the same command to "
                 "go on with it, or choose another folder with --out"
             )
+    # Episodes are stored under the position of their policy, and dicts are equal in any order.
+    if list(known["policies"]) != list(settings["policies"]):
+        raise EvaluationError(
+            f"{folder.root} holds an evaluation of the same policies in another order (POLICY: "
+            f"{', '.join(known['policies'])}); give them in this order, with --baseline for another baseline"
+        )
 
 
 def read_settings(folder: EvaluationFolder) -> dict[str, Any] | None:
