@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -148,7 +149,7 @@ def test_an_interruption_counts_only_where_it_was_heard(tasks: list[Task]) -> No
     assert as_asked(task, heard, deleted) == 0.0
 
 
-def test_excess_is_the_size_of_the_change_over_the_references(tasks: list[Task]) -> None:
+def test_excess_is_the_size_of_the_change_over_the_references(tasks: list[Task], tmp_path: Path) -> None:
     task = next(task for task in tasks if task.info.kind == "constraint")
     ((path, data),) = task.solution_files().items()
     solved = Outcome(resolved=True)
@@ -160,6 +161,11 @@ def test_excess_is_the_size_of_the_change_over_the_references(tasks: list[Task])
 
 
 def test_calls_of_other_agents_are_not_judged_by_our_tools(tasks: list[Task]) -> None:
+    other = replace(task, path=tmp_path / "task")
+    shutil.copytree(task.path, other.path)
+    (other.path / "solution" / "workspace" / "added.py").write_text("a = 1\nb = 2\n")
+    assert excess(other, episode(other, changed=same), solved) == 0.5, "the reference's other files count, too"
+    assert excess(other, episode(other, changed={"third.py": "a = 1\nb = 2\n"}), solved) == 0.5
     values = measured(axes_of(), tasks[1], episode(tasks[1], "done and dusted, as you asked"), Outcome(resolved=False))
     assert values.keys() == {axis.name for axis in BUILTIN}
     assert {values[name] for name in ("invalid_calls", "unread_edits", "repeated_failures", "untested")} == {None}

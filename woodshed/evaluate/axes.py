@@ -17,6 +17,7 @@ from typing import Literal
 from woodshed.evaluate.aspects import ASPECTS
 from woodshed.evaluate.statistics import RATES
 from woodshed.evaluate.suites.interaction import CONSTRAINT, INTENT, INTERACTION, QUESTION
+from woodshed.monitors.base import CODE
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Outcome, Trajectory
 from woodshed.rollout.rewards import RewardTerm, load_term, style
@@ -67,11 +68,11 @@ def _faults(term: str, applies: Callable[[Task, Trajectory], bool], **options: i
 
 
 def excess(task: Task, trajectory: Trajectory, outcome: Outcome) -> float | None:
-    """Return the number of changed lines divided by that of the reference solution, for solved episodes: 1 means a
-    change as small as the reference."""
-    reference = {path: data.decode("utf-8", "replace") for path, data in task.solution_files().items()}
-    wanted = _lines(task, {path: text for path, text in reference.items() if path in trajectory.changed})
-    if not (outcome.resolved and wanted):
+    """Return the number of changed lines of code divided by that of the reference solution, for solved episodes: 1
+    means a change as small as the reference."""
+    reference = {path: data for path, data in task.solution_files().items() if path.endswith(CODE)}
+    wanted = _lines(task, {path: data.decode("utf-8", "replace") for path, data in reference.items()})
+    if not (outcome.resolved and trajectory.changed and wanted):
         return None
     return _lines(task, trajectory.changed) / wanted
 
