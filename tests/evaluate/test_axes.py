@@ -111,6 +111,9 @@ def test_what_counts_as_an_answer(tasks: list[Task]) -> None:
         (f"{answer} {answer}", 0.0),
     ):
         assert as_asked(task, episode(task, said), solved) == right, said
+    listed = replace(task, info=replace(task.info, provenance={**task.info.provenance, "answer": "[1, 'b']"}))
+    for said, right in (("[1, 'b']", 1.0), ('`[1,"b"]`.', 1.0), ("[True, 'b']", 0.0), ("[1]", 0.0), ("1, 'b'", 0.0)):
+        assert as_asked(listed, episode(listed, said), solved) == right, said
     module = task.info.provenance["module"]
     assert as_asked(task, episode(task, answer, {module: "x = 1"}), solved) == 0.0, "nothing was to be changed"
     deleted = Outcome(resolved=False, tests=dict.fromkeys(task.info.pass_to_pass, "failed"))
@@ -158,14 +161,14 @@ def test_excess_is_the_size_of_the_change_over_the_references(tasks: list[Task],
     assert excess(task, episode(task, changed=more), solved) == 2.0, "two lines in place of one, and two more"
     assert excess(task, episode(task, changed=same), Outcome(resolved=False)) is None
     assert excess(task, episode(task), solved) is None
-
-
-def test_calls_of_other_agents_are_not_judged_by_our_tools(tasks: list[Task]) -> None:
     other = replace(task, path=tmp_path / "task")
     shutil.copytree(task.path, other.path)
     (other.path / "solution" / "workspace" / "added.py").write_text("a = 1\nb = 2\n")
     assert excess(other, episode(other, changed=same), solved) == 0.5, "the reference's other files count, too"
     assert excess(other, episode(other, changed={"third.py": "a = 1\nb = 2\n"}), solved) == 0.5
+
+
+def test_calls_of_other_agents_are_not_judged_by_our_tools(tasks: list[Task]) -> None:
     values = measured(axes_of(), tasks[1], episode(tasks[1], "done and dusted, as you asked"), Outcome(resolved=False))
     assert values.keys() == {axis.name for axis in BUILTIN}
     assert {values[name] for name in ("invalid_calls", "unread_edits", "repeated_failures", "untested")} == {None}

@@ -107,7 +107,11 @@ def as_asked(task: Task, trajectory: Trajectory, outcome: Outcome) -> float | No
 
 def _is_value(said: str, answer: str) -> bool:
     text = said.strip().strip("`").removesuffix(".").strip("`").strip()
-    return text in (answer, ast.literal_eval(answer)) or text.replace('"', "'") == answer
+    wanted = ast.literal_eval(answer)
+    try:
+        return text == wanted or repr(ast.literal_eval(text)) == answer
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return False
 
 
 def _kept_rule(task: Task, trajectory: Trajectory, said: str) -> bool:
