@@ -8,9 +8,10 @@ from typing import Any, cast
 
 import pytest
 
+from woodshed.evaluate.builder.lock import IN_USE, RETIRED, Entry, Lock, write_lock
 from woodshed.evaluate.suites.base import SuiteContext, SuiteError
 from woodshed.evaluate.suites.folder import load_folder
-from woodshed.record.task import TaskInfo, save_task
+from woodshed.record.task import Task, TaskInfo, save_task
 
 
 @pytest.fixture
@@ -40,6 +41,20 @@ def test_it_says_how_many_tasks_are_of_other_splits(folder: Path, caplog: pytest
     assert "1 of its 3 tasks are of the split heldout; --split all takes the others, too" in caplog.text
     caplog.clear()
     assert loaded(folder, "all") == ["org/a", "org/b", "org/c"] and not caplog.text
+
+
+def test_a_locked_benchmark_is_evaluated_as_it_was_locked(folder: Path) -> None:
+    def entry(name: str, status: str) -> Entry:
+        digest = Task.load(folder / name).digest
+        return Entry(digest, "s", "c", "2026-01-01", "history", "terse", 1, 1, status=status)
+
+    write_lock(folder.parent, Lock({"a": entry("a", IN_USE), "b": entry("b", RETIRED), "c": entry("c", IN_USE)}))
+    for place in (folder, folder.parent):
+        assert loaded(place, "all") == ["org/a", "org/c"]
+    (folder / "a" / "instruction.md").write_text("fix g")
+    for place in (folder, folder.parent):
+        with pytest.raises(SuiteError, match="was changed since it was locked"):
+            loaded(place, "all")
 
 
 def test_a_split_without_tasks_is_refused(folder: Path) -> None:

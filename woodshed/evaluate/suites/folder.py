@@ -6,6 +6,7 @@ import asyncio
 import logging
 from pathlib import Path
 
+from woodshed.evaluate.builder.lock import LOCK, TASKS, BenchmarkError, load_benchmark
 from woodshed.record.history import in_use
 from woodshed.record.task import Task, TaskError
 from woodshed.tasks.find import task_folders
@@ -26,10 +27,13 @@ async def load_folder(source: str, context: SuiteContext) -> list[Task]:
 def _load(source: str, split: str) -> list[Task]:
     folder = Path(source).expanduser()
     try:
-        places = _splits_of_run(folder, split) if (folder / "recipe.toml").is_file() else [folder]
-        loaded = [Task.load(path.absolute()) for path in task_folders(places)]
+        if (home := _benchmark_of(folder)) is not None:
+            loaded = load_benchmark(home)
+        else:
+            places = _splits_of_run(folder, split) if (folder / "recipe.toml").is_file() else [folder]
+            loaded = [Task.load(path.absolute()) for path in task_folders(places)]
         found, _ = in_use(loaded)
-    except TaskError as error:
+    except (BenchmarkError, TaskError) as error:
         raise SuiteError(f"--suite {source}: {error}") from None
     chosen = [task for task in found if split in (ALL, task.info.split)]
     if not chosen:
@@ -42,6 +46,13 @@ def _load(source: str, split: str) -> list[Task]:
         counts = f"{len(chosen)} of its {len(found)} tasks"
         log.warning("--suite %s: %s are of the split %s; --split all takes the others, too", source, counts, split)
     return sorted(chosen, key=lambda task: task.name)
+
+
+def _benchmark_of(folder: Path) -> Path | None:
+    """Return the absolute folder of the locked benchmark that ``folder``, or its ``tasks``, is; None for others."""
+    place = folder.absolute()
+    homes = (place, place.parent) if place.name == TASKS else (place,)
+    return next((home for home in homes if (home / LOCK).is_file()), None)
 
 
 def _splits_of_run(folder: Path, split: str) -> list[Path]:
