@@ -86,6 +86,17 @@ def test_edits_and_test_runs_of_an_agent_program_are_not_known(tmp_path: Path, r
     assert row in run.report.read_text()
 
 
+@pytest.mark.parametrize("key", ["a", "b"])
+def test_a_report_marks_policies_that_were_graded_by_different_keys(tmp_path: Path, key: str) -> None:
+    run, console = RunDirectory(tmp_path), Console(record=True, file=io.StringIO(), width=200)
+    stored(run.trajectories, lost=0).close()
+    run.finish_stage("before", {"held_out_key": "a"})
+    run.finish_stage("after", {"held_out_key": key})
+    build_report(run, console)
+    for text in (console.export_text(), run.report.read_text()):
+        assert ("The policies were graded by different held-out keys" in text) is (key == "b")
+
+
 def test_findings_are_shown_without_control_characters(tmp_path: Path) -> None:
     finding = {"monitor": "tests", "turn": 1, "evidence": "rm \x1b[2J\ud800"}
     store = TrajectoryStore(tmp_path / "trajectories")

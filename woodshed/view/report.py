@@ -138,8 +138,11 @@ def build_report(run: Run, console: Console, expected: Expected | None = None) -
     (run.root / "summary.json").write_text(json.dumps(summary, indent=1, allow_nan=False))
     tables, gain = _tables(arms, title, temperatures, unknown), _gain(arms, title)
     body = [_headline(tables, gain, before, transfer), _rounds(run, arms), _curves(steps, trainer, unknown)]
-    if BEFORE not in stages:
-        body.insert(0, f"<p class='verdict bad'>{_UNFINISHED}</p>")
+    caveats = [_UNFINISHED] if BEFORE not in stages else []
+    keys = {(run.stage_result(stage_of(name)) or {}).get("held_out_key") for name in arms} - {None}
+    if len(keys) > 1:
+        caveats.append(_OTHER_INPUTS)
+    body[:0] = [f"<p class='verdict bad'>{caveat}</p>" for caveat in caveats]
     shown = {name: arm for name, arm in arms.items() if split_round(name)[1] is None}
     body += [expected_section(run.root, expected), health_section(rollouts, grown, metrics), _behaviour(shown, title)]
     if after:
@@ -155,8 +158,8 @@ def build_report(run: Run, console: Console, expected: Expected | None = None) -
     for departure in expected.departures(run.root) if expected is not None else ():
         console.print(f"unlike other runs of this recipe: {departure}", style="yellow")
     _print(console, tables, gain, before, transfer, run)
-    if BEFORE not in stages:
-        console.print(_UNFINISHED, style="yellow")
+    for caveat in caveats:
+        console.print(caveat, style="yellow")
     store.close()
     return summary
 
@@ -227,6 +230,8 @@ _LEGEND = (
 _UNFINISHED = (
     "The evaluation before RL is not finished. Solved episodes end first, so its success rates are too high so far."
 )
+
+_OTHER_INPUTS = "The policies were graded by different held-out keys, so their scores are not comparable as they stand."
 
 
 def _known(value: float) -> float | None:
