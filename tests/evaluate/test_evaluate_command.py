@@ -9,6 +9,7 @@ import shutil
 import signal
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,15 @@ from real_runs import begin, woodshed
 from waiting import wait_until
 
 from woodshed.evaluate.submissions import SubmissionStore
+from woodshed.evaluate.suites.base import Suite
 from woodshed.evaluate.suites.cheats import write_cheats
+from woodshed.evaluate.suites.interaction import write_interaction
 from woodshed.grading.heldout import EndlessError
 from woodshed.grading.verify import grade
+from woodshed.record.store import TrajectoryStore
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Outcome
-from woodshed.run.evaluation.plan import Wishes, check_wishes
+from woodshed.run.evaluation.plan import Wishes, check_wishes, split_tasks
 from woodshed.run.evaluation.policies import EvaluationError, resolve_policies
 from woodshed.run.evaluation.regrade import regrade
 from woodshed.run.evaluation.run import evaluate_policies
@@ -197,12 +201,23 @@ def test_a_temperature_is_chosen_on_other_tasks(server: ScriptedServer, tasks: l
     names = {kind: set(found["settings"][kind]["tasks"]["tasks"]) for kind in ("suites", "development")}
     assert len(names["development"]) == 2 and len(names["suites"]) == 4 and not names["suites"] & names["development"]
     assert oracle["episodes"] == 4, "development episodes do not count"
+    with closing(TrajectoryStore(tmp_path / "trajectories")) as store:
+        tried = {row["task"] for row in store.rows("group_id LIKE 'dev-%'")}
+    impossible = {name for name in names["development"] if "impossible" in name}
+    assert impossible and tried == names["development"] - impossible, "a solution of them is a cheat"
     with pytest.raises(EvaluationError, match="--development"):
         evaluate_policies(replace(asked, development="", out=tmp_path / "other"), quiet)
     with pytest.raises(EvaluationError, match="nothing to choose"):
         evaluate_policies(replace(asked, temperatures=(1.0,), out=tmp_path / "other"), quiet)
     with pytest.raises(EvaluationError, match="is evaluated too"):
         evaluate_policies(replace(asked, development=str(tasks[0].path), out=tmp_path / "other"), quiet)
+
+
+def test_development_tasks_have_to_count_for_a_score(tmp_path: Path) -> None:
+    suite = Suite("interaction", "interaction", tuple(write_interaction(tmp_path / "tasks", 4)))
+    asked = Wishes(tmp_path, ("p",), ("s",), temperatures=(0.3, 1.0), development="0.5")
+    with pytest.raises(EvaluationError, match=r"--development 0\.5: none of these tasks counts for a score"):
+        split_tasks([suite], asked, [])
 
 
 def test_killed_and_given_again_it_ends_the_same(server: ScriptedServer, tasks: list[Task], tmp_path: Path) -> None:

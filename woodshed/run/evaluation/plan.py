@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from woodshed.evaluate.cheating import scored
 from woodshed.evaluate.suites.base import Suite
 from woodshed.evaluate.sweep import draw_by_digest
 from woodshed.record.atomic import locked
@@ -162,6 +163,11 @@ def split_tasks(suites: Sequence[Suite], wishes: Wishes, development: Sequence[S
                 f"--development {wishes.development}: {shared[0]} is evaluated too; a temperature must be chosen on "
                 "other tasks"
             )
+    if dev and not any(scored(task) for suite in dev for task in suite.tasks):
+        raise EvaluationError(
+            f"--development {wishes.development}: none of these tasks counts for a score; give a suite whose tasks do, "
+            "or one temperature"
+        )
     return Split(tuple(evaluated), tuple(dev))
 
 

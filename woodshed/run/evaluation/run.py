@@ -12,6 +12,7 @@ from typing import Any
 
 from woodshed.cluster.supervisor import ProgramFailed
 from woodshed.evaluate.axes import Axis, axes_of
+from woodshed.evaluate.cheating import scored
 from woodshed.evaluate.pairs import NoBaseline, choose_baselines
 from woodshed.evaluate.run import Sofar, evaluate, plan_samples
 from woodshed.evaluate.submissions import SubmissionStore
@@ -218,7 +219,7 @@ async def _choose(work: Work, number: int, contestant: Contestant, arena: Arena)
     async def on_development(at: float) -> float:
         tried_at = replace(arena, temperature=at)
         rates: dict[str, list[bool]] = {}
-        for suite in work.split.development:
+        for suite in map(_scored, work.split.development):
             found = await _part(work, contestant, tried_at, f"dev-{at:g}-{_name(number, suite)}", suite)
             rates |= {f"{suite.name}:{task}": passed for task, passed in found.items()}
         return mean_over_tasks(rates)
@@ -232,6 +233,11 @@ async def _choose(work: Work, number: int, contestant: Contestant, arena: Arena)
 
 async def _part(work: Work, contestant: Contestant, arena: Arena, name: str, suite: Suite) -> dict[str, list[bool]]:
     def report(sofar: Sofar) -> None:
+def _scored(suite: Suite) -> Suite:
+    """Return the suite without tasks that count for no score, such as those on which a solution is a cheat."""
+    return replace(suite, tasks=tuple(filter(scored, suite.tasks)))
+
+
         work.progress(sofar.done, sofar.total, f"{contestant.name} on {suite.name}: {sofar}")
 
     return await evaluate(
