@@ -220,6 +220,18 @@ def test_development_tasks_have_to_count_for_a_score(tmp_path: Path) -> None:
         split_tasks([suite], asked, [])
 
 
+def test_an_evaluation_is_graded_on_the_inputs_of_one_key(
+    server: ScriptedServer, tasks: list[Task], tmp_path: Path
+) -> None:
+    asked = wishes(server, tasks[:1], tmp_path, "idle", jobs=1, max_tokens=1)
+    assert not evaluate_policies(asked, quiet)["complete"]
+    (tmp_path / "held_out.key").unlink()
+    with pytest.raises(EvaluationError, match=r"\(held_out\.key in the folder: "):
+        evaluate_policies(replace(asked, max_tokens=None), quiet)
+    with pytest.raises(EvaluationError, match="is not the key of this evaluation"):
+        regrade(tmp_path, quiet, jobs=1)
+
+
 def test_killed_and_given_again_it_ends_the_same(server: ScriptedServer, tasks: list[Task], tmp_path: Path) -> None:
     server.delay = 0.2
     options = ("--suite", tasks[0].path.parent, "--out", tmp_path / "out", "--jobs", "1", "-k", "2")

@@ -201,10 +201,10 @@ def check_wishes(wishes: Wishes) -> None:
 
 
 def settings_of(
-    wishes: Wishes, contestants: Sequence[Contestant], hashes: Mapping[str, str], split: Split
+    wishes: Wishes, contestants: Sequence[Contestant], hashes: Mapping[str, str], split: Split, key: str
 ) -> dict[str, Any]:
     """Return everything that determines the results. Jobs, budgets, baseline and prices are not part of it: they may
-    change from start to start."""
+    change from start to start. ``key``: digest of the held-out key (``key_digest``)."""
     return {
         "format": _FORMAT,
         "policies": {
@@ -223,6 +223,7 @@ def settings_of(
         "samples": wishes.samples,
         "temperatures": list(wishes.temperatures),
         "seed": wishes.seed,
+        "held_out_key": key,
     }
 
 
@@ -239,6 +240,7 @@ _OPTIONS = {
     "samples": "--samples",
     "temperatures": "--temperature",
     "seed": "--seed",
+    "held_out_key": "held_out.key in the folder",
 }
 
 
@@ -248,6 +250,7 @@ def settle(folder: EvaluationFolder, settings: dict[str, Any]) -> None:
     if known is None:
         write_json(folder.settings, settings)
         return
+    known.setdefault("held_out_key", settings["held_out_key"])  # folders of earlier versions do not have it
     for key, option in _OPTIONS.items():
         if _comparable(known.get(key)) != _comparable(settings[key]):
             what = _first_difference(_comparable(known.get(key)), _comparable(settings[key]))

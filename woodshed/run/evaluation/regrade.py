@@ -29,7 +29,7 @@ from woodshed.rollout.failures import INFRA
 from woodshed.sandbox.backends.by_name import open_backend
 from woodshed.sandbox.protocol import SandboxError
 from woodshed.stages.boxes import layer_store
-from woodshed.stages.tasks import with_key
+from woodshed.stages.tasks import key_digest, with_key
 
 from .aspects import agreements, episode_values
 from .judge import measure_axes
@@ -95,6 +95,8 @@ def _items(folder: EvaluationFolder, settings: dict[str, Any], store: Trajectory
         grading = with_key(GradingSettings.model_validate(about["grading"]), folder.root)
         for suite in suites:
             tasks = {task.name: task for task in suite.tasks}
+        if settings.get("held_out_key", key_digest(grading)) != key_digest(grading):
+            raise EvaluationError(f"{folder.root / 'held_out.key'} is not the key of this evaluation; put it back")
             name = evaluation_name(number, suite.name)
             for row in store.rows(f"source = 'eval' AND group_id LIKE '{name}:%'", order_by="id"):
                 if row["status"] != INFRA and row["task"] in tasks:

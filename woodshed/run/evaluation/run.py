@@ -30,7 +30,7 @@ from woodshed.sandbox.protocol import Backend, SandboxError
 from woodshed.sandbox.taskbox import box_spec
 from woodshed.stages.boxes import backend_of, layer_store
 from woodshed.stages.programs import ProgramError
-from woodshed.stages.tasks import settle_key, with_key
+from woodshed.stages.tasks import key_digest, settle_key, with_key
 
 from .arenas import arena_of, hash_of, server_of, watched
 from .aspects import agreements, ask_judge, episode_values, judge_server
@@ -103,11 +103,13 @@ def evaluate_policies(wishes: Wishes, progress: Progress) -> dict[str, Any]:
     folder = EvaluationFolder(wishes.out.absolute())
     try:
         with folder.claimed():
-            settle_key(contestants[0].recipe.grading, folder.root)
+            grading = contestants[0].recipe.grading
+            settle_key(grading, folder.root)
             suites, development = asyncio.run(_load(wishes, folder, contestants[0], progress))
             split = split_tasks(suites, wishes, development)
             hashes = {contestant.name: hash_of(contestant) for contestant in contestants}
-            settings = settings_of(wishes, contestants, hashes, split)
+            key = key_digest(with_key(grading, folder.root))
+            settings = settings_of(wishes, contestants, hashes, split, key)
             settle(folder, settings)
             store = CountingStore(folder.trajectories)
             try:
@@ -231,13 +233,13 @@ async def _choose(work: Work, number: int, contestant: Contestant, arena: Arena)
     return choice
 
 
-async def _part(work: Work, contestant: Contestant, arena: Arena, name: str, suite: Suite) -> dict[str, list[bool]]:
-    def report(sofar: Sofar) -> None:
 def _scored(suite: Suite) -> Suite:
     """Return the suite without tasks that count for no score, such as those on which a solution is a cheat."""
     return replace(suite, tasks=tuple(filter(scored, suite.tasks)))
 
 
+async def _part(work: Work, contestant: Contestant, arena: Arena, name: str, suite: Suite) -> dict[str, list[bool]]:
+    def report(sofar: Sofar) -> None:
         work.progress(sofar.done, sofar.total, f"{contestant.name} on {suite.name}: {sofar}")
 
     return await evaluate(
