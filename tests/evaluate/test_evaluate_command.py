@@ -28,9 +28,11 @@ from woodshed.grading.verify import grade
 from woodshed.record.store import TrajectoryStore
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Outcome
-from woodshed.run.evaluation.plan import Wishes, check_wishes, split_tasks
+from woodshed.run.evaluation.plan import EvaluationFolder, Wishes, check_wishes, split_tasks
+from woodshed.run.evaluation.planning import spread_from
 from woodshed.run.evaluation.policies import EvaluationError, resolve_policies
 from woodshed.run.evaluation.regrade import regrade
+from woodshed.run.evaluation.results import read_choices
 from woodshed.run.evaluation.run import evaluate_policies
 from woodshed.sandbox import open_backend
 from woodshed.view.comparison import notes
@@ -230,6 +232,32 @@ def test_an_evaluation_is_graded_on_the_inputs_of_one_key(
         evaluate_policies(replace(asked, max_tokens=None), quiet)
     with pytest.raises(EvaluationError, match="is not the key of this evaluation"):
         regrade(tmp_path, quiet, jobs=1)
+
+
+def test_seeds_are_graded_again_although_there_are_no_results(
+    server: ScriptedServer, tasks: list[Task], tmp_path: Path
+) -> None:
+    names = ("idle@0", "idle@1", "oracle@0", "oracle@1")
+    policies = tuple(f"{name}={server.url}#{name.partition('@')[0]}" for name in names)
+    found = evaluate_policies(replace(wishes(server, tasks, tmp_path), policies=policies, limit=1), quiet)
+    (tmp_path / "results.json").unlink()
+    regrade(tmp_path, quiet, jobs=2)
+    again = json.loads((tmp_path / "results.json").read_text())
+    assert again["baselines"] == ["idle@0", "idle@1"] and again["differences"] == found["differences"]
+
+
+@pytest.mark.parametrize("damage", ["", "null", "[]", "{}", '{"a": 3}', '{"policies": {}}'])
+def test_a_damaged_file_is_named(damage: str, tmp_path: Path) -> None:
+    folder = EvaluationFolder(tmp_path)
+    for path in (folder.settings, folder.results, folder.temperatures):
+        path.write_text(damage)
+    with pytest.raises(EvaluationError, match=r"evaluation\.json"):
+        regrade(tmp_path, quiet, jobs=1)
+    with pytest.raises(EvaluationError, match=r"results\.json"):
+        spread_from(tmp_path, rate=0.5, task_sd=0.1, difference=0.1, difference_sd=0.1)
+    if damage != "{}":  # no temperature is chosen yet
+        with pytest.raises(EvaluationError, match=r"temperatures\.json"):
+            read_choices(folder)
 
 
 def test_killed_and_given_again_it_ends_the_same(server: ScriptedServer, tasks: list[Task], tmp_path: Path) -> None:

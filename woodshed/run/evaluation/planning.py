@@ -3,7 +3,6 @@ evaluation."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,7 +12,9 @@ from typing import Any
 
 from woodshed.evaluate.power import Spread, assumed_spread, detectable, measured_spread, noise_floor, tasks_needed
 
+from .plan import EvaluationFolder
 from .policies import EvaluationError
+from .results import read_results
 
 SAMPLES = (1, 2, 4, 8, 16)
 
@@ -63,10 +64,9 @@ def spread_from(
     if folder is None:
         spread = assumed_spread(rate, task_sd, difference, difference_sd)
         return spread, f"assuming pass@1 {rate:g} and the standard deviations {task_sd:g} and {difference_sd:g}"
-    try:
-        results = json.loads((folder / "results.json").read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise EvaluationError(f"--from {folder}: no results.json of an evaluation there ({error})") from None
+    results = read_results(EvaluationFolder(folder))
+    if results is None:
+        raise EvaluationError(f"--from {folder}: no results.json of an evaluation there")
     return measured(results, str(folder))
 
 

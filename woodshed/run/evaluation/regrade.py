@@ -4,7 +4,6 @@ without running an agent."""
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -15,6 +14,7 @@ from typing import Any
 from woodshed.evaluate.axes import axes_of
 from woodshed.evaluate.cheating import judge_cheating, judged
 from woodshed.evaluate.comparison import Price
+from woodshed.evaluate.pairs import choose_baselines
 from woodshed.evaluate.submissions import SubmissionStore
 from woodshed.evaluate.suites.base import Suite
 from woodshed.grading.heldout import EndlessError
@@ -41,6 +41,7 @@ from .results import (
     evaluation_name,
     last_regrade,
     read_axes,
+    read_results,
     write_results,
 )
 
@@ -77,12 +78,13 @@ def regrade(root: Path, progress: Progress, *, jobs: int, backend: str = "namesp
         raise EvaluationError(f"{root} holds no evaluation (no evaluation.json); give the folder of --out")
     with folder.claimed():
         try:
+            before = read_results(folder) or {}
             with closing(TrajectoryStore(folder.trajectories)) as store:
                 items = _items(folder, settings, store)
                 found = asyncio.run(_regrade(folder, store, items, progress, jobs, backend))
                 own = {name for values in read_axes(folder).values() for name in values if is_reference(name)}
                 measure_axes(folder, settings, store, load_tasks(settings), axes_of(sorted(own)), progress, jobs=jobs)
-                _rewrite(folder, settings, store)
+                _rewrite(folder, settings, store, before)
                 return found
         except (DirectoryError, SandboxError, TaskError, ValueError) as error:
             raise EvaluationError(str(error)) from error
@@ -93,10 +95,10 @@ def _items(folder: EvaluationFolder, settings: dict[str, Any], store: Trajectory
     suites = load_tasks(settings)
     for number, about in enumerate(settings["policies"].values()):
         grading = with_key(GradingSettings.model_validate(about["grading"]), folder.root)
-        for suite in suites:
-            tasks = {task.name: task for task in suite.tasks}
         if settings.get("held_out_key", key_digest(grading)) != key_digest(grading):
             raise EvaluationError(f"{folder.root / 'held_out.key'} is not the key of this evaluation; put it back")
+        for suite in suites:
+            tasks = {task.name: task for task in suite.tasks}
             name = evaluation_name(number, suite.name)
             for row in store.rows(f"source = 'eval' AND group_id LIKE '{name}:%'", order_by="id"):
                 if row["status"] != INFRA and row["task"] in tasks:
@@ -112,18 +114,22 @@ def load_tasks(settings: dict[str, Any]) -> list[Suite]:
     ]
 
 
-def _rewrite(folder: EvaluationFolder, settings: dict[str, Any], store: TrajectoryStore) -> None:
-    """Rewrite ``results.json`` with the new outcomes; baseline, prices and notes stay those of the last evaluation."""
-    before = json.loads(folder.results.read_text("utf-8")) if folder.results.exists() else {}
+def _rewrite(
+    folder: EvaluationFolder, settings: dict[str, Any], store: TrajectoryStore, before: dict[str, Any]
+) -> None:
+    """Rewrite ``results.json`` with the new outcomes; baseline, prices and notes stay those of the last evaluation,
+    ``before``, empty if it was interrupted."""
     suites = load_tasks(settings)
     prices = {name: Price(*amounts) for name, amounts in before.get("prices", {}).items()}
     judge = str(before.get("judge", ""))
     policies = collect_policies(folder, settings, store, suites, prices, episode_values(folder, judge))
+    strict = [policy for policy in policies if not policy.strict]
+    wanted = before.get("baselines") or filter(None, [before.get("baseline")])
     results = compute_results(
         policies,
         suites,
         settings,
-        baselines=before.get("baselines") or [before.get("baseline") or policies[0].name],
+        baselines=choose_baselines([p.name for p in strict], [p.source for p in strict], list(wanted)),
         across_harnesses=before.get("across_harnesses", False),
         note=before.get("note", ""),
         regraded=last_regrade(folder),

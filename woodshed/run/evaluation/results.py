@@ -183,15 +183,19 @@ Choice = tuple[float, dict[float, float]]
 
 
 def read_choices(folder: EvaluationFolder) -> dict[str, Choice]:
-    """Return the stored temperature choice of each policy, by name."""
+    """Return the stored temperature choice of each policy, by name. Raises EvaluationError if the file is damaged."""
+    found: dict[str, Choice] = {}
     try:
-        known = json.loads(folder.temperatures.read_text("utf-8"))
+        for name, about in json.loads(folder.temperatures.read_text("utf-8")).items():
+            tried = {float(at): math.nan if value is None else float(value) for at, value in about["tried"].items()}
+            found[name] = float(about["temperature"]), tried
     except FileNotFoundError:
         return {}
-    found: dict[str, Choice] = {}
-    for name, about in known.items():
-        tried = {float(at): math.nan if value is None else value for at, value in about["tried"].items()}
-        found[name] = float(about["temperature"]), tried
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise EvaluationError(
+            f"{folder.temperatures} is damaged ({type(error).__name__}: {error}); restore it, or choose another folder "
+            "with --out"
+        ) from None
     return found
 
 
@@ -292,6 +296,20 @@ def without_nan(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [without_nan(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def read_results(folder: EvaluationFolder) -> dict[str, Any] | None:
+    """Return the results of an evaluation, None if there are none yet. Raises EvaluationError if the file is
+    damaged."""
+    try:
+        found = json.loads(folder.results.read_text("utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise EvaluationError(f"{folder.results} is damaged ({error}); delete it and evaluate again") from None
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise EvaluationError(f"{folder.results} is not one of this version; delete it and evaluate again")
+    return found
 
 
 def write_results(folder: EvaluationFolder, results: dict[str, Any]) -> None:
