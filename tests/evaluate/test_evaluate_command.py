@@ -260,6 +260,16 @@ def test_a_damaged_file_is_named(damage: str, tmp_path: Path) -> None:
             read_choices(folder)
 
 
+@pytest.mark.parametrize(("part", "said"), [("grading", "graders"), ("limits", "limits of the boxes")])
+def test_policies_that_were_graded_differently_are_marked(part: str, said: str) -> None:
+    policies = {"a": {"grading": 1, "limits": 1}, "b": {"grading": 1, "limits": 1}}
+    results: dict[str, Any] = {"note": "", "policies": [], "regraded": "", "settings": {"policies": policies}}
+    assert notes(results) == []
+    policies["b"][part] = 2
+    (note,) = notes(results)
+    assert f"different {said}" in note
+
+
 def test_killed_and_given_again_it_ends_the_same(server: ScriptedServer, tasks: list[Task], tmp_path: Path) -> None:
     server.delay = 0.2
     options = ("--suite", tasks[0].path.parent, "--out", tmp_path / "out", "--jobs", "1", "-k", "2")

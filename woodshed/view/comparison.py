@@ -186,6 +186,13 @@ def notes(results: Results) -> list[str]:
     for name, about in results["settings"]["policies"].items():
         if about.get("strict"):
             found.append(f"{name}: {about['strict']} in boxes that could reach {', '.join(about['network'])}")
+    abouts = list(results["settings"]["policies"].values())
+    for part, said in (("grading", "graders"), ("limits", "limits of the boxes")):
+        if any(about.get(part) != abouts[0].get(part) for about in abouts):
+            found.append(
+                f"different {said} ([{'grading' if part == 'grading' else 'sandbox'}] of the recipes): scores are not "
+                "comparable as they stand; --agent puts all policies into one"
+            )
     hashes = {policy["harness_hash"] for policy in results["policies"]}
     if len(hashes) > 1:
         found.append(
