@@ -319,6 +319,8 @@ def test_what_cannot_be_evaluated_is_said(tasks: list[Task], tmp_path: Path) -> 
     assert (ours.recipe.name, other.recipe.name) == ("smoke", "laptop")
     with pytest.raises(EvaluationError, match="another policy is called 'a'"):
         resolve_policies([url, url])
+    with pytest.raises(EvaluationError, match="another policy is called 'a:open'"):
+        resolve_policies([f"a:open={url}", f"a={url}"], opened=["example.org"])
     with pytest.raises(EvaluationError, match="no such folder or suite; there are cheats, cruxeval, "):
         evaluate_policies(Wishes(tmp_path / "out", (url,), ("quixbug",)), quiet)
     train = tmp_path / "train"

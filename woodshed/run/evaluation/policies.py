@@ -83,8 +83,9 @@ def resolve_policies(
             made = _endpoint(name, source, recipe, overrides, key_env)
         else:
             made = _checkpoint(name, source, recipe, overrides)
-        if made.name in {other.name for other in found}:
-            raise EvaluationError(f"{given}: another policy is called {made.name!r} too; write NAME={source}")
+        for taken in (made.name, *([f"{made.name}:open"] if opened else [])):
+            if taken in {other.name for other in found}:
+                raise EvaluationError(f"{given}: another policy is called {taken!r} too; write NAME={source}")
         if RAY in made.recipe.sandbox.hosts:
             raise EvaluationError("sandbox.hosts: only a run places boxes on a Ray cluster; add --set sandbox.hosts=[]")
         found.append(replace(made, recipe=_with_network(made.recipe, ())))
