@@ -148,3 +148,18 @@ def test_results_are_shown_whole(tmp_path: Path) -> None:
     shown = StringIO()
     print_results(results, Console(file=shown, width=200, no_color=True))
     assert "0.500 [" in shown.getvalue() and "not compared" in shown.getvalue()
+
+
+def test_no_number_is_cut_where_a_terminal_is_narrow() -> None:
+    names = [f"policy-{number}" for number in range(8)]
+    axes = {"axes": {"excess": 1.25}}
+    policies = [
+        PolicyEpisodes(name, name, "h", episodes({"a": [True, False], "b": [True, True]}, **axes), planned=4)
+        for name in names
+    ]
+    settings = {"seed": 0, "suites": {"s": {}}, "policies": {name: {} for name in names}}
+    results = compute_results(policies, [Suite("s", "s", ())], settings, baselines=names[:1])
+    shown = StringIO()
+    print_results(results, Console(file=shown, width=80, no_color=True))
+    text = shown.getvalue()
+    assert "…" not in text and text.count("0.750 [") == text.count("1,000 ") == text.count("1.250 ") == 8

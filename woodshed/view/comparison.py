@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ Cells = list[list[str]]
 """Rows of a table; the first has the names of the columns."""
 AXES = {"tokens": "tokens per episode", "turns": "turns per episode", "seconds": "seconds per episode"}
 _MANY_TASKS = 400
+_HEAD = 24
+"""Width that is enough for a column of text, whose lines can break."""
 _AXES_SAID = (
     "<p>Rules over the recorded episodes; an episode that says nothing about one counts for no mean. "
     "+ and - mark a value above or below the baseline's whose paired 95 % interval does not contain 0.</p>"
@@ -27,15 +29,19 @@ _AXES_SAID = (
 def print_results(results: Results, console: Console) -> None:
     """Print the table of the policies, their differences, and notes on what is incomplete or not comparable.
 
-    Each policy is a column, because there are many figures and a terminal is narrow.
+    Each policy is a column, because there are many figures and a terminal is narrow; those that do not fit beside the
+    others stand in a table below.
     """
-    console.print(_rich([list(column) for column in zip(*score_cells(results), strict=True)]))
+    scores = [list(column) for column in zip(*score_cells(results), strict=True)]
+    tables = [*_fitting(scores, 1, console.width)]
     if results["differences"]:
-        console.print(_rich(difference_cells(results)))
+        tables.append(difference_cells(results))
     if results["axes"]:
-        console.print(_rich(axis_cells(results)))
+        tables += _fitting(axis_cells(results), 2, console.width)
     if results["agreements"]:
-        console.print(_rich(agreement_cells(results)))
+        tables.append(agreement_cells(results))
+    for cells in tables:
+        console.print(_rich(cells))
     for line in notes(results):
         console.print(line, soft_wrap=True, markup=False, highlight=False)
 
@@ -228,8 +234,24 @@ def _cell(text: str) -> str:
     return f"<td{' class=figure' if text.endswith(']') or '] ' in text else ''}>{html.escape(text)}"
 
 
+def _fitting(cells: Cells, heads: int, width: int) -> Iterator[Cells]:
+    """Yield tables of the first ``heads`` columns and as many of the others, at least one, as fit into ``width``. Only
+    the former, which hold text, have to break lines."""
+    needed = [max(map(len, column)) + 3 for column in zip(*cells, strict=True)]
+    rest = width - 1 - sum(min(each, _HEAD) for each in needed[:heads])
+    start = heads
+    while start < len(needed):
+        end, room = start + 1, rest - needed[start]
+        while end < len(needed) and needed[end] <= room:
+            end, room = end + 1, room - needed[end]
+        yield [row[:heads] + row[start:end] for row in cells]
+        start = end
+
+
 def _rich(cells: Cells) -> Table:
-    table = Table(*_escaped(cells[0]))
+    table = Table()
+    for head in _escaped(cells[0]):
+        table.add_column(head, overflow="fold")  # by default what does not fit is cut, numbers included
     for row in cells[1:]:
         table.add_row(*_escaped(row))
     return table
