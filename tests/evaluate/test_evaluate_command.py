@@ -95,7 +95,8 @@ def test_regrading_uses_the_tasks_as_they_are(server: ScriptedServer, tasks: lis
     shutil.copytree(tasks[0].path.parent, folder)
     own = [Task.load(path.parent) for path in sorted(folder.glob("*/task.toml"))]
     asked = wishes(server, own, tmp_path / "out", "oracle")
-    assert evaluate_policies(asked, quiet)["policies"][0]["pass1"]["mean"] == 1.0
+    (oracle,) = evaluate_policies(asked, quiet)["policies"]
+    assert oracle["pass1"]["mean"] == oracle["axes"]["excess"]["mean"] == 1.0
     assert len(list(SubmissionStore(tmp_path / "out" / "submissions"))) == 6
     before = server.requests
     found = regrade(tmp_path / "out", quiet, jobs=2)
@@ -106,10 +107,13 @@ def test_regrading_uses_the_tasks_as_they_are(server: ScriptedServer, tasks: lis
     for about in wrong.values():
         about["cases"] = [[args, "never"] for args, _ in about["cases"]]
     cases.write_text(json.dumps(wrong))
+    editable = next(task for task in own if task.info.kind == "editable")
+    (editable.path / "solution" / "workspace" / "more.py").write_text("a = 1\n" * 100)
     found = regrade(tmp_path / "out", quiet, jobs=2)
     assert len(found.changed) == 1 and victim.name.partition("/")[2] in found.changed[0]
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert results["policies"][0]["pass1"]["mean"] == 0.75 and results["regraded"]
+    assert results["policies"][0]["axes"]["excess"]["mean"] < 0.9, "the reference is longer now"
     assert results["policies"][0]["cheats"] == 1, "the tests that the agent was given pass and the corrected ones fail"
     with pytest.raises(EvaluationError, match="--suite"):
         evaluate_policies(asked, quiet)

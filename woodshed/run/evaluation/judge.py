@@ -79,18 +79,22 @@ def measure_axes(
     *,
     jobs: int,
 ) -> None:
-    """Measure the episodes that lack a value of an axis, or whose outcome a regrade has changed. Raises ValueError,
-    naming the axis, if a user-defined axis fails."""
+    """Measure the episodes that lack a value of an axis, or whose outcome or task was changed before a regrade. Raises
+    ValueError, naming the axis, if a user-defined axis fails."""
     lines, regraded = JsonLines(folder.axes), read_regraded(folder)
     known = {row["id"]: row for row in lines.rows()}
     names = {axis.name for axis in axes}
+    digests = {(suite.name, task): digest for suite in suites for task, digest in suite.digests.items()}
     found: list[tuple[str, Task, dict[str, Any] | None]] = []
     for number in range(len(settings["policies"])):
-        for row, _, task in stored_rows(settings, store, number, suites):
+        for row, suite, task in stored_rows(settings, store, number, suites):
             again = regraded.get(row["id"])
             resolved = bool((again or row)["resolved"])
             before = known.get(row["id"], {"values": {}})
-            if row["status"] != INFRA and not (before["values"].keys() >= names and before["resolved"] == resolved):
+            first = settings["suites"][suite.name]["tasks"][task.name]["digest"]
+            same = before.get("task_digest", first) == digests[suite.name, task.name]
+            done = before["values"].keys() >= names and before["resolved"] == resolved and same
+            if row["status"] != INFRA and not done:
                 found.append((row["id"], task, again))
 
     def measure(item: tuple[Task, Trajectory, Outcome]) -> dict[str, float | None]:
@@ -104,6 +108,8 @@ def measure_axes(
                 if trajectory is not None and trajectory.outcome is not None:
                     newest = {} if again is None else {"resolved": bool(again["resolved"]), "tests": again["tests"]}
                     ready.append((task, trajectory, replace(trajectory.outcome, **newest)))
-            for (_, trajectory, outcome), values in zip(ready, pool.map(measure, ready), strict=True):
-                lines.append({"id": trajectory.id, "resolved": outcome.resolved, "values": values})
+            for (task, trajectory, outcome), values in zip(ready, pool.map(measure, ready), strict=True):
+                lines.append(
+                    {"id": trajectory.id, "resolved": outcome.resolved, "task_digest": task.digest, "values": values}
+                )
             progress(min(start + 4 * jobs, len(found)), len(found), "measuring quality and interaction")
