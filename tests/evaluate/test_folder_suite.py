@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,6 +11,7 @@ import pytest
 
 from woodshed.evaluate.builder.lock import IN_USE, RETIRED, Entry, Lock, write_lock
 from woodshed.evaluate.suites.base import SuiteContext, SuiteError
+from woodshed.evaluate.suites.by_name import load_suites
 from woodshed.evaluate.suites.folder import load_folder
 from woodshed.record.task import Task, TaskInfo, save_task
 
@@ -41,6 +43,17 @@ def test_it_says_how_many_tasks_are_of_other_splits(folder: Path, caplog: pytest
     assert "1 of its 3 tasks are of the split heldout; --split all takes the others, too" in caplog.text
     caplog.clear()
     assert loaded(folder, "all") == ["org/a", "org/b", "org/c"] and not caplog.text
+
+
+def test_a_task_is_in_one_suite_only(folder: Path) -> None:
+    nothing = cast(Any, None)
+    context = SuiteContext(nothing, nothing, folder.parent / "out", lambda *_: None, split="all")
+    shutil.copytree(folder / "b", folder.parent / "copy" / "b")
+    suites = asyncio.run(load_suites([str(folder / "a"), str(folder / "b")], context))
+    assert [len(suite.tasks) for suite in suites] == [1, 1]
+    for other in (f"{folder}/", str(folder.parent / "copy")):
+        with pytest.raises(SuiteError, match=f"org/[ab] is in --suite {folder}, too; give each task once"):
+            asyncio.run(load_suites([str(folder), other], context))
 
 
 def test_a_locked_benchmark_is_evaluated_as_it_was_locked(folder: Path) -> None:

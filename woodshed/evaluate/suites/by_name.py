@@ -39,8 +39,10 @@ SUITES: dict[str, LoadSuite] = {
 
 
 async def load_suites(sources: Sequence[str], context: SuiteContext) -> list[Suite]:
-    """Load each source, in order. Raises SuiteError if one cannot be used, is empty, or is given twice."""
+    """Load each source, in order. Raises SuiteError if one cannot be used, is empty, or is given twice, and if two
+    suites share a task: its samples would count twice, and intervals would be too narrow."""
     found: list[Suite] = []
+    held: dict[str, str] = {}
     for source in sources:
         if any(source == known.source for known in found):
             raise SuiteError(f"--suite {source} is given twice")
@@ -50,6 +52,9 @@ async def load_suites(sources: Sequence[str], context: SuiteContext) -> list[Sui
             raise SuiteError(f"--suite {source}: no task in it")
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise SuiteError(f"--suite {source}: two tasks are called {twice[0]!r}")
+        for task in tasks:
+            if (other := held.setdefault(task.digest, source)) != source:
+                raise SuiteError(f"--suite {source}: {task.name} is in --suite {other}, too; give each task once")
         found.append(Suite(_short_name(source, [suite.name for suite in found]), source, tuple(tasks)))
     return found
 
