@@ -47,6 +47,14 @@ def test_the_first_or_the_best_of_several() -> None:
         compared([sft, rft, rl], "z")
 
 
+def test_baselines_are_ranked_on_the_tasks_that_all_of_them_have() -> None:
+    """A budget, or infrastructure errors, left one of them an easy task only."""
+    sft, rft, rl = policy("sft", {"a": 0.9}), policy("rft", {"a": 1.0, "b": 0.2}), policy("rl", {"a": 1.0, "b": 0.4})
+    assert compared([sft, rft, rl], "sft", "rft") == [("rl", "rft", 0.1)]
+    nothing = policy("none", {})
+    assert compared([nothing, sft, rl], "none", "sft") == [("rl", "sft", 0.1)]
+
+
 def test_seeds_are_compared_within_themselves_and_pooled() -> None:
     policies = [
         policy("sft@0", {"a": 0.2, "b": 0.2}),

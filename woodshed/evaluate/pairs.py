@@ -7,10 +7,10 @@ network is compared with itself without one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from .comparison import PolicyEpisodes, score
+from .comparison import PolicyEpisodes, TaskKey
 
 SEED = "@"
 """Separator between the name of a policy and its seed."""
@@ -65,8 +65,18 @@ def pairs(policies: Sequence[PolicyEpisodes], baselines: Sequence[str]) -> list[
 
 
 def _best(policies: Sequence[PolicyEpisodes]) -> PolicyEpisodes:
-    """Return the policy with the best pass@1, the first of equal ones; policies without episodes count as worst."""
-    return max(policies, key=lambda policy: -1.0 if (mean := score(policy).pass1.mean) != mean else mean)
+    """Return the policy with the best pass@1 over the tasks that all of them have, the first of equal ones; policies
+    without samples count as worst."""
+    known = [(policy, samples) for policy in policies if (samples := policy.samples())]
+    if not known:
+        return policies[0]
+    shared = [key for key in known[0][1] if all(key in samples for _, samples in known)]
+
+    def rate(samples: Mapping[TaskKey, Sequence[bool]]) -> float:
+        tasks = shared or list(samples)
+        return sum(sum(samples[key]) / len(samples[key]) for key in tasks) / len(tasks)
+
+    return max(known, key=lambda each: rate(each[1]))[0]
 
 
 def _pooled(policies: Sequence[PolicyEpisodes]) -> list[PolicyEpisodes]:
