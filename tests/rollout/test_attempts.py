@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 
 import pytest
 
 from woodshed.evaluate.arms import AFTER, ALONE, BEFORE, OTHER, REJECTION, best_baseline, stage_of, titles
-from woodshed.evaluate.sweep import best_temperature
+from woodshed.evaluate.sweep import best_temperature, choose_temperature, means_over_shared_tasks
 from woodshed.record.trajectory import ToolEvent
 from woodshed.rollout.attempts import attempt_rates, attempts, rate_if_fresh, suite_passed, wasted_calls
 from woodshed.stages.demonstrations import ends_tested
@@ -121,3 +122,20 @@ def test_the_best_baseline_is_never_rl() -> None:
 def test_the_lowest_of_equally_good_temperatures() -> None:
     assert best_temperature({1.0: 0.5, 0.3: 0.5, 0.6: 0.4}) == 0.3 and best_temperature({0.3: 0.1, 1.0: 0.2}) == 1.0
     assert best_temperature({0.3: math.nan, 0.6: 0.0, 1.0: math.nan}) == 0.6, "no sample says nothing"
+
+
+def test_a_temperature_that_lost_a_hard_task_is_not_the_best_for_it() -> None:
+    """Infrastructure errors ended all samples of a task at one temperature, or all samples at another."""
+    found = {
+        0.3: {"easy": [True, False]},
+        0.6: {"easy": [True, True], "hard": [False, False]},
+        1.0: {"easy": [], "hard": []},
+    }
+
+    async def samples(at: float) -> dict[str, list[bool]]:
+        return found[at]
+
+    chosen, tried = asyncio.run(choose_temperature((0.3, 0.6, 1.0), samples))
+    assert chosen == 0.6 and (tried[0.3], tried[0.6]) == (0.5, 1.0) and math.isnan(tried[1.0])
+    assert asyncio.run(choose_temperature((0.3,), samples)) == (0.3, {})
+    assert means_over_shared_tasks([{"a": [True]}, {"b": [False]}]) == [1.0, 0.0], "none is shared"

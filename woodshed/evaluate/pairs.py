@@ -7,10 +7,12 @@ network is compared with itself without one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 
-from .comparison import PolicyEpisodes, TaskKey
+from .comparison import PolicyEpisodes
+from .sweep import means_over_shared_tasks
 
 SEED = "@"
 """Separator between the name of a policy and its seed."""
@@ -67,16 +69,8 @@ def pairs(policies: Sequence[PolicyEpisodes], baselines: Sequence[str]) -> list[
 def _best(policies: Sequence[PolicyEpisodes]) -> PolicyEpisodes:
     """Return the policy with the best pass@1 over the tasks that all of them have, the first of equal ones; policies
     without samples count as worst."""
-    known = [(policy, samples) for policy in policies if (samples := policy.samples())]
-    if not known:
-        return policies[0]
-    shared = [key for key in known[0][1] if all(key in samples for _, samples in known)]
-
-    def rate(samples: Mapping[TaskKey, Sequence[bool]]) -> float:
-        tasks = shared or list(samples)
-        return sum(sum(samples[key]) / len(samples[key]) for key in tasks) / len(tasks)
-
-    return max(known, key=lambda each: rate(each[1]))[0]
+    means = means_over_shared_tasks([policy.samples() for policy in policies])
+    return max(zip(policies, means, strict=True), key=lambda each: -1.0 if math.isnan(each[1]) else each[1])[0]
 
 
 def _pooled(policies: Sequence[PolicyEpisodes]) -> list[PolicyEpisodes]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from typing import TypeVar
 
 from woodshed.record.task import Task
+
+Key = TypeVar("Key", bound=Hashable)
 
 
 def best_temperature(tried: Mapping[float, float]) -> float:
@@ -15,19 +18,32 @@ def best_temperature(tried: Mapping[float, float]) -> float:
 
 
 async def choose_temperature(
-    temperatures: Sequence[float], score: Callable[[float], Awaitable[float]]
+    temperatures: Sequence[float], samples: Callable[[float], Awaitable[Mapping[str, Sequence[bool]]]]
 ) -> tuple[float, dict[float, float]]:
     """Return (the temperature to evaluate at, development score of each one that was tried).
 
-    ``score`` returns the mean on the development tasks at a temperature; with a single temperature it is not called.
+    ``samples`` returns the outcomes of each development task at a temperature; with a single temperature it is not
+    called.
     """
     if len(temperatures) == 1:
         return temperatures[0], {}
-    tried = {at: await score(at) for at in temperatures}
+    found = [await samples(at) for at in temperatures]
+    tried = dict(zip(temperatures, means_over_shared_tasks(found), strict=True))
     return best_temperature(tried), tried
 
 
-def mean_over_tasks(results: Mapping[str, Sequence[bool]]) -> float:
+def means_over_shared_tasks(results: Sequence[Mapping[Key, Sequence[bool]]]) -> list[float]:
+    """Return pass@1 of each result over the tasks that all have samples of, so that one which lost its hardest tasks is
+    not the best; nan for results without samples. If there is no such task, each has its own."""
+    known = [{task for task, passed in result.items() if passed} for result in results]
+    shared = set.intersection(*each) if (each := [tasks for tasks in known if tasks]) else set()
+    return [
+        mean_over_tasks({task: passed for task, passed in result.items() if task in (shared & tasks or tasks)})
+        for result, tasks in zip(results, known, strict=True)
+    ]
+
+
+def mean_over_tasks(results: Mapping[Key, Sequence[bool]]) -> float:
     """Return pass@1: the mean over tasks of the share of their samples that passed; nan without tasks."""
     rates = [sum(passed) / len(passed) for passed in results.values() if passed]
     return sum(rates) / len(rates) if rates else math.nan

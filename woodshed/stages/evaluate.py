@@ -78,10 +78,10 @@ async def _evaluate(recipe: Recipe, run: RunDirectory, name: str) -> None:
     grading = with_key(recipe.grading, run.root)
     async with open_arena(recipe, run, grading=grading, training=False) as arena:
 
-        async def on_dev(at: float) -> float:
+        async def on_dev(at: float) -> dict[str, list[bool]]:
             dev = draw_by_digest(load_split(run, recipe.tasks.family, "dev"), settings.dev_tasks)
             tried_at = replace(arena, temperature=at)
-            return mean_over_tasks(await results(tried_at, dev, f"{name}-dev-{at:g}", settings.dev_samples))
+            return await results(tried_at, dev, f"{name}-dev-{at:g}", settings.dev_samples)
 
         choice = run.read_result_of(f"{name}-temperature")
         if not choice:

@@ -18,7 +18,7 @@ from woodshed.evaluate.run import Sofar, evaluate, plan_samples
 from woodshed.evaluate.submissions import SubmissionStore
 from woodshed.evaluate.suites.base import Suite, SuiteContext, SuiteError
 from woodshed.evaluate.suites.by_name import load_suites
-from woodshed.evaluate.sweep import choose_temperature, mean_over_tasks
+from woodshed.evaluate.sweep import choose_temperature
 from woodshed.monitors.judge import JudgeError
 from woodshed.record.run_directory import DirectoryError
 from woodshed.record.task import Task, TaskError
@@ -218,13 +218,13 @@ async def _choose(work: Work, number: int, contestant: Contestant, arena: Arena)
     """Choose the temperature on the development tasks and store it. None, with nothing stored, if a budget was spent
     before the end."""
 
-    async def on_development(at: float) -> float:
+    async def on_development(at: float) -> dict[str, list[bool]]:
         tried_at = replace(arena, temperature=at)
         rates: dict[str, list[bool]] = {}
         for suite in map(_scored, work.split.development):
             found = await _part(work, contestant, tried_at, f"dev-{at:g}-{_name(number, suite)}", suite)
             rates |= {f"{suite.name}:{task}": passed for task, passed in found.items()}
-        return mean_over_tasks(rates)
+        return rates
 
     choice = await choose_temperature(work.wishes.temperatures, on_development)
     if choice[1] and not work.budget.may_start():
