@@ -62,9 +62,15 @@ class RunError(Exception):
 
 def run_recipe(recipe_path: Path, *, out: Path | None, overrides: Sequence[str], fresh: bool, console: Console) -> None:
     if recipe_path.is_dir():
-        out, recipe_path = recipe_path, recipe_path / "recipe.toml"
+        here, recipe_path = recipe_path, recipe_path / "recipe.toml"
         if not recipe_path.exists():
-            raise RunError(f"{out} is not a run directory (it has no recipe.toml); give a recipe, such as laptop")
+            raise RunError(f"{here} is not a run directory (it has no recipe.toml); give a recipe, such as laptop")
+        if out is not None and out.resolve() != here.resolve():
+            raise RunError(
+                f"--out {out}: {here} is a run directory, which is continued where it is; leave --out away, or start "
+                f"another run of its recipe: `woodshed run {recipe_path} --out {out}`"
+            )
+        out = here
     try:
         recipe = load_recipe(recipe_path, overrides)
     except RecipeError as error:
