@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from woodshed.cli.main import app
@@ -20,3 +21,22 @@ def test_a_run_directory_is_not_continued_elsewhere(tmp_path: Path) -> None:
     assert result.exit_code == 2 and f"--out {other}: {run} is a run directory" in result.stderr, result.output
     again = CliRunner().invoke(app, ["run", str(run), "--out", f"{other}/../run"])
     assert again.exit_code == 2 and "policy.source: /nowhere" in again.stderr, again.output
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    (
+        ("policy.source", "{}"),
+        ("policy.source", "{}/policy/final"),
+        ("learn.demonstrations.conversations", '["{}/mine.jsonl"]'),
+    ),
+)
+def test_what_a_run_starts_from_is_not_deleted(tmp_path: Path, field: str, value: str) -> None:
+    """With the run itself as ``policy.source``, its policy was deleted and the run did not end."""
+    (tmp_path / "policy" / "final").mkdir(parents=True)
+    (tmp_path / "mine.jsonl").touch()
+    recipe = dump_recipe(load_recipe("smoke"))
+    (tmp_path / "recipe.toml").write_text(recipe)
+    override = f"{field}={value.format(tmp_path)}"
+    result = CliRunner().invoke(app, ["run", "smoke", "--out", str(tmp_path), "--fresh", "--set", override])
+    assert result.exit_code == 2 and f"{field}: --fresh would delete {tmp_path}" in result.stderr, result.output

@@ -196,6 +196,8 @@ def check_machine(recipe: Recipe, run: RunDirectory, *, fresh: bool = False) -> 
     def over(stage: str) -> bool:
         return not fresh and run.stage_result(stage) is not None
 
+    if fresh:
+        _check_sources(recipe, run)
     place = next(p for p in (run.root, *run.root.parents) if p.is_dir())
     free = shutil.disk_usage(place).free
     if free < 1 << 30:
@@ -237,6 +239,18 @@ def check_machine(recipe: Recipe, run: RunDirectory, *, fresh: bool = False) -> 
         check_boxes(recipe.sandbox)
     except (OSError, SandboxError) as error:
         raise RunError(str(error)) from None
+
+
+def _check_sources(recipe: Recipe, run: RunDirectory) -> None:
+    """Raise RunError if ``--fresh`` would delete what the recipe starts from."""
+    named = [("learn.demonstrations.conversations", path) for path in recipe.learn.demonstrations.conversations]
+    if recipe.policy.source not in ("scratch", "smollm2"):
+        named.append(("policy.source", Path(recipe.policy.source)))
+    if recipe.tasks.packages and recipe.tasks.packages.folder:
+        named.append(("tasks.packages.folder", Path(recipe.tasks.packages.folder)))
+    for field, path in named:
+        if path.resolve().is_relative_to(run.root.resolve()):
+            raise RunError(f"{field}: --fresh would delete {path}, which lies in {run.root}; choose another --out")
 
 
 def _check_store(recipe: Recipe, *, begun: bool) -> None:
