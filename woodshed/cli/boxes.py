@@ -40,12 +40,16 @@ def boxes(
     from pydantic import ValidationError
 
     from woodshed.record.cache import cache_directory
+    from woodshed.record.overrides import validated
     from woodshed.sandbox.protocol import SandboxError
     from woodshed.sandbox.remote.service import main
     from woodshed.sandbox.remote.settings import BoxServerSettings
+    from woodshed.sandbox.settings import SandboxSettings
 
-    extra = dict(field.partition("=")[::2] for field in set or [])
-    sandbox = {"backend": backend, "max_boxes": max_boxes, **extra}
+    try:
+        sandbox = validated(SandboxSettings, {"backend": backend, "max_boxes": max_boxes}, set or [])
+    except ValueError as error:
+        raise _fail(error) from None
     place = state or cache_directory() / "boxes"
     try:
         settings = BoxServerSettings.model_validate(

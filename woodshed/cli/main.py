@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
 from . import benchmark as cli_benchmark
 from . import boxes as cli_boxes
@@ -19,7 +20,19 @@ from . import refresh as _refresh  # noqa: F401
 from . import tasks as cli_tasks
 from .tasks import _fail
 
+
+class _Commands(TyperGroup):
+    def invoke(self, ctx: Any) -> Any:  # its type is a private one of typer
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:  # who reads the output has read enough: typer ends the command
+            raise
+        except OSError as error:  # a path that cannot be read or written, or a full disk
+            raise _fail(error) from None
+
+
 app = typer.Typer(
+    cls=_Commands,
     help="Trains coding agents in the very harness they ship in.\n\nStart with: woodshed run laptop",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

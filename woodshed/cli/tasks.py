@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
@@ -34,6 +35,7 @@ from .options import (
 if TYPE_CHECKING:
     from woodshed.record.task import Task
     from woodshed.tasks.pipeline.pin import Wishes
+    from woodshed.tasks.settings import PackageTaskSettings
 
 app = typer.Typer(
     help="Make tasks from packages and repositories, check them, read them, count them.",
@@ -115,14 +117,12 @@ def build(
     If interrupted, the same command continues. The sources are locked in OUT/sources.toml. Exit code 1 if a source
     could not be used, 2 if none could.
     """
-    from pydantic import ValidationError
-
     from woodshed.evaluate.suites.by_name import COLLECTIONS
     from woodshed.tasks.generators.packages.report import BuildReport
     from woodshed.tasks.generators.prompts.reword import reworder
     from woodshed.tasks.packages.index import PackageError
     from woodshed.tasks.pipeline.build import build_from_sources
-    from woodshed.tasks.settings import Kind, PackageTaskSettings
+    from woodshed.tasks.settings import Kind
 
     values = {
         "tasks_per_package": per_source,
@@ -144,13 +144,9 @@ def build(
     }
     try:
         words = reworder(prompt_policy, prompt_model, prompt_key_env, out)
-        settings = PackageTaskSettings.model_validate({k: v for k, v in values.items() if v is not None})
     except PackageError as error:
         raise _fail(error) from None
-    except ValidationError as error:
-        named = {"kinds": "kind"}
-        why = "; ".join(f"--{named.get(str(e['loc'][0]), e['loc'][0])}: {e['msg']}" for e in error.errors())
-        raise _fail(ValueError(why)) from None
+    settings = _package_settings({k: v for k, v in values.items() if v is not None})
     wishes = wishes_of(code=code, tests=tests, needs=needs, install=install, root=root, markers=markers)
     report = BuildReport()
     console = Console(stderr=True)
@@ -187,6 +183,16 @@ def build(
             _print(f"note: {count} instructions kept the template's words: the policy's {why}")
         _print(last_line(report.tasks, made, out))
     raise typer.Exit(1 if any(p.error for p in report.packages) or not made else 0)
+
+
+def _package_settings(values: dict[str, Any]) -> PackageTaskSettings:
+    from woodshed.record.overrides import validated
+    from woodshed.tasks.settings import PackageTaskSettings
+
+    try:
+        return validated(PackageTaskSettings, values, ())
+    except ValueError as error:
+        raise _fail(ValueError(re.sub(r"^--kinds(\.\d+)?", "--kind", str(error)))) from None
 
 
 def last_line(count: int, made: Sequence[Task], out: Path) -> str:
@@ -368,9 +374,8 @@ def _import_datasets(
 ) -> NoReturn:
     from woodshed.tasks.generators.packages.report import BuildReport
     from woodshed.tasks.library.exchange.build import build_from_instances
-    from woodshed.tasks.settings import PackageTaskSettings
 
-    settings, report = PackageTaskSettings.model_validate(values), BuildReport()
+    settings, report = _package_settings(values), BuildReport()
     with Bar(Console(stderr=True)) as progress:
         made, left_out = _in_boxes(
             lambda boxes, layers: build_from_instances(

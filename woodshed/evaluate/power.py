@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from statistics import NormalDist, mean, variance
 
 _NORMAL = NormalDist()
+_MOST_TASKS = 10**15
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,8 @@ def tasks_needed(difference: float, spread: Spread, samples: int, *, wanted: flo
     high = 1
     while power(difference, spread, high, samples, level=level) < wanted:
         high *= 2
+        if high > _MOST_TASKS:
+            raise ValueError(f"a difference of {difference:g} cannot be shown with fewer than {_MOST_TASKS:.0e} tasks")
     low = high // 2
     while high - low > 1:
         middle = (low + high) // 2

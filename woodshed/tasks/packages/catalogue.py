@@ -116,7 +116,7 @@ def load_catalogue(path: Path | None = None) -> Catalogue:
     path = path or DEFAULT_CATALOGUE
     try:
         table = tomllib.loads(path.read_text("utf-8"))
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:  # ValueError: no TOML, or no UTF-8
         raise PackageError(f"{path}: {error}") from None
     wheels = {
         group: tuple(_typed(Wheel, entry, f"{path}: [wheels] {group}") for entry in entries)
