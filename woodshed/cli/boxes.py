@@ -61,7 +61,7 @@ def boxes(
         raise _fail(ValueError(f"--{str(first['loc'][-1]).removesuffix('_seconds')}: {first['msg']}")) from None
 
     def announce(url: str) -> None:
-        Console().print(f"{backend} boxes on {url}; layers and logs in {place}", soft_wrap=True)
+        Console().print(f"{backend} boxes on {url}; layers and logs in {place}", soft_wrap=True, markup=False)
 
     try:
         main(settings, announce)

@@ -194,7 +194,7 @@ def serve(
     key = _admin_key()
 
     def announce(url: str) -> None:
-        Console().print(f"serving {policy} on {url}/v1; admin key: {key}", soft_wrap=True)
+        Console().print(f"serving {policy} on {url}/v1; admin key: {key}", soft_wrap=True, markup=False)
 
     try:
         main(settings, announce)
@@ -234,7 +234,7 @@ def engine(
     key = _admin_key()
 
     def announce(url: str) -> None:
-        Console().print(f"engine of {policy} on {url}; admin key: {key}", soft_wrap=True)
+        Console().print(f"engine of {policy} on {url}; admin key: {key}", soft_wrap=True, markup=False)
 
     try:
         main(settings, announce)

@@ -76,7 +76,7 @@ def drive(
             chosen = work
         else:
             chosen = Task.load(task) if task else random.choice(load_split(run, recipe.tasks.family, "heldout"))
-            console.print(f"[dim]{chosen.path}[/]")
+            console.print(str(chosen.path), style="dim", markup=False)
         grading = with_key(recipe.grading, run.root)
         with ExitStack() as stack:
             key = os.environ.get("OPENAI_API_KEY", "none")
