@@ -69,6 +69,7 @@ class Host:
         self._client: httpx.AsyncClient | None = None
         self._opening = asyncio.Lock()
         self._renewal: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
         self._under_way: set[asyncio.Future[Any]] = set()
         self._sent: dict[str, asyncio.Task[None]] = {}
         self._have = 0
@@ -130,8 +131,10 @@ class Host:
     async def close(self) -> None:
         """End the lease, and with it everything that was made on the host."""
         if self._renewal is not None:
-            self._renewal.cancel()
-            await asyncio.gather(self._renewal, return_exceptions=True)
+            ending = [task for task in (self._renewal, self._closing) if task is not None]
+            for task in ending:
+                task.cancel()
+            await asyncio.gather(*ending, return_exceptions=True)
             if self.serving:
                 with contextlib.suppress(SandboxError, OSError, ValueError, KeyError, TypeError):
                     async with asyncio.timeout(CONNECT_SECONDS * 2):
@@ -176,13 +179,20 @@ class Host:
             await asyncio.sleep(min(2.0, self._seconds / 4) if self.serving else 0.5)
             try:
                 await self._renew()
-                for name in list(self.unclosed):
-                    async with asyncio.timeout(self._silence):
-                        await self.ask(f"/boxes/{quote(name, safe='')}/close", {})
-                    self.unclosed.discard(name)
             except (SandboxError, OSError, ValueError) as error:
                 if time.monotonic() - self._heard > self._silence:
                     self._lose(str(error))
+            else:
+                if self.unclosed and (self._closing is None or self._closing.done()):
+                    self._closing = asyncio.create_task(self._close_given_up())
+
+    async def _close_given_up(self) -> None:
+        """Close the boxes in ``unclosed``, beside the renewals: a box that takes long does not make the host silent."""
+        for name in list(self.unclosed):
+            with contextlib.suppress(SandboxError, OSError, ValueError):
+                async with asyncio.timeout(self._silence):
+                    await self.ask(f"/boxes/{quote(name, safe='')}/close", {})
+                self.unclosed.discard(name)
 
     def _away(self, why: str) -> wire.HostLost:
         """Mark the host as unusable until it answers again."""
