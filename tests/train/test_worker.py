@@ -14,6 +14,7 @@ import torch
 from s3 import S3Server
 from waiting import ended, run_to_end, wait_until
 
+from woodshed.cluster.supervisor import Program, Supervisor
 from woodshed.policy.decoder import Decoder
 from woodshed.policy.formats import get_format
 from woodshed.policy.hf import Policy, save_policy
@@ -279,6 +280,27 @@ def test_command_line_waits_for_batches_and_ends_on_sigterm(tmp_path: Path, poli
         process.kill()
         process.wait()
     assert Follower(config.weights).poll() is not None
+
+
+def test_a_terminated_trainer_with_steps_left_is_started_again(tmp_path: Path, policy_dir: Path, make_batch) -> None:
+    """With status 0 it counted as finished, and the run waited for its next version for ever."""
+    config = configure(tmp_path, policy_dir, make_batch, steps=2, batches=1)
+    path = tmp_path / "config.json"
+    path.write_text(config.model_dump_json())
+    supervisor = Supervisor()
+    program = Program("trainer", ["-m", "woodshed.train.worker", str(path)], tmp_path / "log")
+    supervisor.start(program)
+    try:
+        wait_until(config.metrics.exists, "the first step", program.process)
+        assert program.process is not None
+        program.process.terminate()
+        assert ended(program.process) == 128 + signal.SIGTERM
+        assert supervisor.check() == ["trainer"]
+        make_batch(seed=2, step=2, parts=("rl", "ce")).save(batch_path(config.batches, 2))
+        wait_until(lambda: not supervisor.running("trainer"), "the end of the trainer")
+        assert supervisor.check() == [] and program.done
+    finally:
+        supervisor.stop()
 
 
 def test_no_steps_publish_the_policy_as_it_is(tmp_path: Path, policy_dir: Path, make_batch) -> None:

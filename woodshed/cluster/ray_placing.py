@@ -69,7 +69,8 @@ def main() -> None:
     parser.add_argument("argv", nargs="+", help="the server, after the Python interpreter; gets --host and --port")
     given = parser.parse_args()
     connect(given.seconds)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    # With status 0 the supervisor of the run would take it for finished, and not start it again.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     servers = RayServers(given.argv, given.key_variable, given.key_file.read_text(encoding="utf-8").strip())
     # If the file exists, this program was restarted during a run, and must not end because nodes are missing.
     began, settled, written = time.monotonic(), given.file.exists(), None

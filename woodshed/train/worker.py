@@ -199,19 +199,22 @@ class Worker:
 
 
 def main(argv: list[str]) -> int:
-    """Run the worker. Return the exit status: 0 after the last step or SIGTERM, 2 for errors that a retry cannot fix
-    (bad usage, a damaged file)."""
+    """Run the worker. Return the exit status: 0 after the last step, 2 for errors that a retry cannot fix (bad usage, a
+    damaged file). After SIGTERM or SIGINT 0 if ``config.steps`` is None, else 128 plus the signal: a supervisor takes 0
+    for the end of training."""
     if len(argv) != 1:
         print("usage: python -m woodshed.train.worker CONFIG.json", file=sys.stderr)
         return 2
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     config = WorkerConfig.model_validate_json(Path(argv[0]).read_bytes())
     torch.set_num_threads(config.threads)
+    status = 0
     try:
         worker = Worker(config)
 
         def stop(signum: int, frame: object) -> None:
-            worker.stopping = True
+            nonlocal status
+            worker.stopping, status = True, 128 + signum
 
         signal.signal(signal.SIGTERM, stop)
         signal.signal(signal.SIGINT, stop)
@@ -219,7 +222,8 @@ def main(argv: list[str]) -> int:
     except (BatchError, CheckpointError, ChainError) as error:
         print(f"{FATAL}{error}", file=sys.stderr)
         return 2
-    return 0
+    unfinished = config.steps is not None and worker.trainer.step_count < config.steps
+    return status if unfinished else 0
 
 
 if __name__ == "__main__":
