@@ -9,6 +9,8 @@ from typer.testing import CliRunner
 
 from woodshed.cli.main import app
 from woodshed.recipe.load import dump_recipe, load_recipe
+from woodshed.record.run_directory import RunDirectory
+from woodshed.run.run import RunError, claim
 
 
 def test_a_run_directory_is_not_continued_elsewhere(tmp_path: Path) -> None:
@@ -40,3 +42,16 @@ def test_what_a_run_starts_from_is_not_deleted(tmp_path: Path, field: str, value
     override = f"{field}={value.format(tmp_path)}"
     result = CliRunner().invoke(app, ["run", "smoke", "--out", str(tmp_path), "--fresh", "--set", override])
     assert result.exit_code == 2 and f"{field}: --fresh would delete {tmp_path}" in result.stderr, result.output
+
+
+def test_a_run_that_was_killed_while_it_wrote_its_recipe_begins_again(tmp_path: Path) -> None:
+    (tmp_path / ".lock").touch()
+    temporary = tmp_path / ".recipe.toml.0123abcd.tmp"
+    temporary.touch()
+    run = RunDirectory(tmp_path)
+    with claim(run, load_recipe("smoke"), fresh=False):
+        assert run.recipe.exists()
+    run.recipe.unlink()
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(RunError, match="is not empty"), claim(run, load_recipe("smoke"), fresh=False):
+        pass

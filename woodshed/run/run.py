@@ -107,7 +107,9 @@ def claim(run: RunDirectory, recipe: Recipe, *, fresh: bool) -> Iterator[None]:
     try:
         run.root.mkdir(parents=True, exist_ok=True)
         ours = run.recipe.exists() or (run.root / _AWAY).is_dir()
-        if not ours and any(p.name != ".lock" for p in run.root.iterdir()):
+        # A process that was killed before the recipe was there has left its temporary file.
+        left = (".lock", f".{run.recipe.name}.")
+        if not ours and not all(path.name.startswith(left) for path in run.root.iterdir()):
             raise RunError(f"{run.root} is not empty and is not a run directory; choose another with --out")
         busy = f"{run.root} is being run by another process; wait for it, or choose another directory with --out"
         with locked(run.root, RunError(busy)):
