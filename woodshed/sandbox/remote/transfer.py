@@ -134,18 +134,20 @@ class LayersIn:
         else:
             await reply(send, 200, "application/json", b"{}")
             return
-        self._store.root.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=self._store.root) as file:
-            try:
+        try:
+            self._store.root.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self._store.root) as file:
                 if not await self._spool(receive, file):
                     return
                 await asyncio.to_thread(unpack, file, name, self._store, most=self._most)
-            except TooLarge as error:
-                await refuse(send, 413, SandboxError(str(error)))
-            except ValueError as error:
-                await refuse(send, 400, error)
-            else:
-                await reply(send, 200, "application/json", b"{}")
+        except TooLarge as error:
+            await refuse(send, 413, SandboxError(str(error)))
+        except ValueError as error:
+            await refuse(send, 400, error)
+        except OSError as error:  # such as a full disk
+            await refuse(send, 409, SandboxError(f"layer {name} cannot be stored in {self._store.root}: {error}"))
+        else:
+            await reply(send, 200, "application/json", b"{}")
 
     async def _spool(self, receive: Receive, file: IO[bytes]) -> bool:
         """Write the request's body to a file; return False if the client hung up before its end."""
