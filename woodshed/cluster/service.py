@@ -50,15 +50,19 @@ def bearer(header: bytes | None) -> str | None:
 
 def read_admin_key(path: Path | None) -> str:
     """Read the admin key from the file if one is given, else from the environment. Raises ValueError that says what to
-    do."""
-    if path is not None:
-        try:
-            return path.read_text(encoding="utf-8").strip()
-        except OSError as error:
-            raise ValueError(f"{path}: cannot read the admin key: {error.strerror}") from None
-    key = os.environ.get(ADMIN_VARIABLE, "").strip()
-    if not key:
+    do, also for a key that no HTTP header can hold: clients would put it into the message of their error."""
+    where = str(path or ADMIN_VARIABLE)
+    try:
+        key = os.environ.get(ADMIN_VARIABLE, "") if path is None else path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"{path}: cannot read the admin key: {error.strerror}") from None
+    except UnicodeDecodeError:
+        key = "\0"
+    key = key.strip()
+    if not key and path is None:
         raise ValueError(f"no admin key: name a file with --admin-key-file, or set {ADMIN_VARIABLE}")
+    if not key.isascii() or not key.isprintable() or " " in key:
+        raise ValueError(f"{where}: not an admin key: write one line of letters and digits (`openssl rand -hex 32`)")
     return key
 
 
