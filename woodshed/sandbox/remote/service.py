@@ -47,7 +47,8 @@ from .transfer import LayersIn
 
 
 class EgressLines:
-    """Follows the file ``log`` from its present end; numbers the new lines from 1."""
+    """Follows the file ``log`` from its present end; numbers the new lines from 1. Begins anew if the file has become
+    shorter, as when a program that rotates logs empties it."""
 
     def __init__(self, log: Path) -> None:
         self._log = log
@@ -59,15 +60,18 @@ class EgressLines:
         if not self._log.exists():
             return
         with self._log.open("rb") as file:
+            if os.fstat(file.fileno()).st_size < self._at:
+                self._at = 0
             file.seek(self._at)
             new = file.read()
         whole = new[: new.rfind(b"\n") + 1]
         self._at += len(whole)
         for line in whole.splitlines():
-            row = json.loads(line)
             self._count += 1
-            if (lease := owner(row["box"])) is not None:
-                lease.note(self._count, row)
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # the log was cut in the middle of a line
+                row = json.loads(line)
+                if (lease := owner(row["box"])) is not None:
+                    lease.note(self._count, row)
 
 
 class Service:
