@@ -120,8 +120,10 @@ class Leases:
         """End the leases of silent clients, for ever."""
         while True:
             await asyncio.sleep(self.seconds / 4)
-            limit = time.monotonic() - self.seconds
-            for lease in [lease for lease in self._leases.values() if lease.heard < limit]:
+            for lease in list(self._leases.values()):
+                # Checked one by one: while the boxes of another client were closed, this one may have come back.
+                if lease.heard >= time.monotonic() - self.seconds:
+                    continue
                 log.warning("client %s is gone: %d boxes are closed", lease.name[:8], len(lease.boxes))
                 self.ended += 1
                 await self.end(lease.name)
