@@ -30,14 +30,14 @@ def _show(run: RunDirectory, *, terminal: bool) -> str:
     console = Console(file=out, force_terminal=terminal, width=100)
     with screen_for(run, STAGES, CurveWatch(run.root, None), console) as shown:
         first, second = (s.name for s in STAGES)
-        running = {first: (STAGES[0], None, time.time())}
+        running = {first: (STAGES[0], None, time.monotonic())}
         shown.update(running, set())
         run.write_progress(first, 3, 7, "files [read]")
         shown.update(running, set())
         shown.notice("rl/trainer died and was started again")
         run.finish_stage(first, {"seconds": 65.0, "note": "7 files"})
-        shown.update({second: (STAGES[1], None, time.time())}, {first})
-        shown.update({second: (STAGES[1], None, time.time())}, {first})
+        shown.update({second: (STAGES[1], None, time.monotonic())}, {first})
+        shown.update({second: (STAGES[1], None, time.monotonic())}, {first})
     return out.getvalue()
 
 
@@ -73,7 +73,7 @@ def test_what_a_policy_says_controls_no_terminal(run, monkeypatch, terminal):
     monkeypatch.setattr(screen, "SECONDS_PER_LINE", 0.0)
     out = io.StringIO()
     with screen_for(run, STAGES, CurveWatch(run.root, None), Console(file=out, force_terminal=terminal)) as shown:
-        running = {"rl": (STAGES[1], None, time.time())}
+        running = {"rl": (STAGES[1], None, time.monotonic())}
         shown.update(running, set())
         run.write_progress("rl", 1, 2, "calls: \x1b]0;evil\n12:00:00 done  reinforce \ud800")
         shown.notice("alarm tools: \x1b]0;evil")

@@ -358,7 +358,7 @@ def _run_stages(recipe: Recipe, run: RunDirectory, console: Console, boxes: Plac
                 for stage in [s for s in waiting if _may_start(s, running, finished)]:
                     waiting.remove(stage)
                     supervisor = Supervisor()
-                    running[stage.name] = (stage, supervisor, time.time() - before.get(stage.name, 0.0))
+                    running[stage.name] = (stage, supervisor, time.monotonic() - before.get(stage.name, 0.0))
                     for program in stage.programs():
                         supervisor.start(program)
                     break
@@ -374,10 +374,10 @@ def _run_stages(recipe: Recipe, run: RunDirectory, console: Console, boxes: Plac
                         del running[name]
                         finished.add(name)
                         result = run.read_result_of(name)
-                        run.finish_stage(name, {**result, "seconds": time.time() - started})
+                        run.finish_stage(name, {**result, "seconds": time.monotonic() - started})
                 if time.monotonic() - noted > 5 or not (waiting or running):
                     mirror.update()
-                    run.write_clock({name: time.time() - started for name, (_, _, started) in running.items()})
+                    run.write_clock({name: time.monotonic() - started for name, (_, _, started) in running.items()})
                     noted = time.monotonic()
                 screen.update(running, finished)
                 time.sleep(0.2)
@@ -385,7 +385,7 @@ def _run_stages(recipe: Recipe, run: RunDirectory, console: Console, boxes: Plac
         for _, supervisor, _ in running.values():
             supervisor.stop()
         with contextlib.suppress(OSError):  # for example a full disk, which is what ended the run
-            run.write_clock({name: time.time() - started for name, (_, _, started) in running.items()})
+            run.write_clock({name: time.monotonic() - started for name, (_, _, started) in running.items()})
 
 
 def _may_start(stage: Stage, running: dict[str, tuple[Stage, Supervisor, float]], finished: set[str]) -> bool:

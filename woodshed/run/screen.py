@@ -27,7 +27,7 @@ from .curves import CurveWatch
 from .plan import Stage
 
 Running = Mapping[str, tuple[Stage, Any, float]]
-"""Running stages by name: the stage, its supervisor, and the time at which it began (seconds since the epoch)."""
+"""Running stages by name: the stage, its supervisor, and when it began on ``time.monotonic``."""
 
 
 class Screen(Protocol):
@@ -76,7 +76,7 @@ class TableScreen:
                 progress = self.run.read_progress(stage.name)
                 done, total = progress.get("done", 0), progress.get("total", 0)
                 bar = ProgressBar(total=total or None, completed=done, width=24, pulse=not total)
-                elapsed = clock(time.time() - running[stage.name][2])
+                elapsed = clock(time.monotonic() - running[stage.name][2])
                 shown: list[RenderableType] = [bar, Text(_got_on(progress))]
                 if curve := self.curves.drawn(stage.name):
                     shown.append(Text(curve, style="green"))
@@ -115,7 +115,7 @@ class LineScreen:
             elif time.monotonic() - self._shown[name] >= SECONDS_PER_LINE:
                 self._shown[name] = time.monotonic()
                 progress = _got_on(self.run.read_progress(name))
-                self.notice(f"      {stage.title}, {clock(time.time() - started)}  {progress}".rstrip())
+                self.notice(f"      {stage.title}, {clock(time.monotonic() - started)}  {progress}".rstrip())
 
 
 class AlarmNews:
