@@ -18,6 +18,8 @@ from starlette.types import ASGIApp
 
 from woodshed.record.atomic import write_whole
 
+from .supervisor import family_of
+
 ADMIN_VARIABLE = "WOODSHED_ADMIN_KEY"
 
 Announce = Callable[[str], None]
@@ -83,7 +85,7 @@ async def listen(
     ``announce`` is called. ``stopped`` waits for what the service cannot do without and raises the reason when it
     stops; this ends the service. Raises OSError if the address cannot be bound.
     """
-    listener = socket.create_server((host, port), backlog=1024)
+    listener = socket.create_server((host, port), family=family_of(host), backlog=1024)
     stack.callback(listener.close)
     config = uvicorn.Config(
         app,
@@ -99,7 +101,7 @@ async def listen(
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     while not server.started and not serving.done():
         await asyncio.sleep(0.005)
-    url = f"http://{host}:{listener.getsockname()[1]}"
+    url = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
     if ready_file is not None:
         write_whole(ready_file, json.dumps({"url": url, "pid": os.getpid()}))
     if announce is not None and server.started:

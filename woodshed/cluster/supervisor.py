@@ -187,9 +187,14 @@ def _describe(code: int) -> str:
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
     """Return ``count`` different ports of the address ``host`` that are free now."""
-    held = [socket.create_server((host, 0)) for _ in range(count)]
+    held = [socket.create_server((host, 0), family=family_of(host)) for _ in range(count)]
     try:
         return [each.getsockname()[1] for each in held]
     finally:
         for each in held:
             each.close()
+
+
+def family_of(host: str) -> socket.AddressFamily:
+    """Return the address family for listening on ``host``, which without a colon is IPv4 or a name."""
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
