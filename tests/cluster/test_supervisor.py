@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
 from waiting import wait_until
 
-from woodshed.cluster.supervisor import Program, ProgramFailed, Supervisor
+from woodshed.cluster.supervisor import Program, ProgramFailed, Supervisor, last_words
 
 
 def test_a_killed_program_comes_back_and_a_finished_one_does_not(tmp_path: Path) -> None:
@@ -113,3 +114,17 @@ def test_children_die_with_a_killed_parent(tmp_path: Path) -> None:
         return Path(f"/proc/{child}/stat").read_text().split()[2] == "Z"
 
     wait_until(gone, "the child to die")
+
+
+def test_a_long_log_is_not_read_whole(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with log.open("wb") as file:
+        file.truncate(64 << 20)
+        file.seek(0, os.SEEK_END)
+        file.write(b"\nfatal: no such package\n")
+    tracemalloc.start()
+    try:
+        assert last_words(log) == last_words(log, 5) == "no such package"
+        assert tracemalloc.get_traced_memory()[1] < 48 << 20
+    finally:
+        tracemalloc.stop()

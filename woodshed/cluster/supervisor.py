@@ -29,6 +29,9 @@ _TRANSIENT_NAMES = ("httpx.", "httpcore.", "SandboxError", "EndpointLost", "Gate
 _FRAMES = 6
 """Number of lines of a traceback, above the error itself, that are shown of a failed program."""
 
+_READ = 4 << 20
+"""Maximum number of bytes at the end of a log, which may have grown for weeks, that are searched for the reason."""
+
 _TRACEBACK = "Traceback (most recent call last)"
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -161,7 +164,9 @@ def last_words(log: Path, start: int = 0, lines: int = 15, *, frames: int = 0) -
     last traceback with the last ``frames`` lines above it, else its last lines.
     """
     try:
-        text = log.read_bytes()[start:].decode(errors="replace").splitlines()[-400:]
+        with log.open("rb") as file:
+            file.seek(max(start, file.seek(0, os.SEEK_END) - _READ))
+            text = file.read().decode(errors="replace").splitlines()[-400:]
     except OSError:
         return ""
     reasons = [n for n, line in enumerate(text) if line.startswith(FATAL)]
