@@ -121,6 +121,12 @@ def test_a_helper_keeps_its_constants() -> None:
     assert recording("def make():\n    return f(1)\n") is None and recording("def (") is None
 
 
+def test_a_helper_with_an_expression_too_deep_to_alter_stays_as_it_is() -> None:
+    deep = f"from checks import check\n\n\nTEXT = {' + '.join(['x'] * 2000)}\n"
+    assert recording(deep + "assert TEXT\n") is None
+    assert imported("tests/test_a.py", deep, {"tests/checks.py"}) == {"tests/checks.py"}
+
+
 def answers_of(values: list[str]) -> dict[str, list[str]]:
     return {f"a_with_other_numbers.py::t[{n}]": [value] for n, value in enumerate(values)}
 

@@ -69,8 +69,11 @@ def recording(source: str) -> str | None:
 
     Its functions compare an answer with what a test gives them, which in an altered test is of another input.
     """
-    altered = alter(source, SAME)
-    return altered if altered is not None and _records(parse_python(altered)) else None
+    try:
+        altered = alter(source, SAME)
+        return altered if altered is not None and _records(parse_python(altered)) else None
+    except RecursionError:  # a long table in one expression
+        return None
 
 
 class _Alter(ast.NodeTransformer):

@@ -173,7 +173,7 @@ def _imports(source: str) -> tuple[frozenset[str], bool]:
     """Return (all names in import statements, whether one of them is relative)."""
     try:
         tree = parse_python(source)
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError):
         return frozenset(), False
     names, relative = set[str](), False
     for node in ast.walk(tree):
