@@ -60,8 +60,26 @@ def test_strings() -> None:
 
 def test_helpers_keep_their_constants() -> None:
     text = "exports.check = (x, y) => assert.equal(f(x, 3), y);"
-    assert recording(text) == "exports.check = (x, y) => woodshed_seen(f(x, 3));"
+    assert recording(text) == "exports.check = (x, y) => woodshed_seen(f(x, 3)) && (!assert.pass || assert.pass());"
     assert recording("exports.make = (x) => f(x, 3);") is None
+
+
+def test_planned_assertions_in_a_helper_are_counted() -> None:
+    text = recording("exports.check = (t, x, y) => {\n  t.equal(f(x), y);\n};")
+    assert text == "exports.check = (t, x, y) => {\n  woodshed_seen(f(x)) && (!t.pass || t.pass());\n};"
+
+
+@pytest.mark.parametrize(
+    "result", ["text.match(/a/)", "a.equals(b)", "Array.isArray(f(x))", "_.isString(x)", "g(x).include('a')"]
+)
+def test_a_result_that_a_test_uses_is_no_assertion(result: str) -> None:
+    assert recording(f"exports.find = (x) => {result};") is None
+    assert recording(f"exports.find = function (x) {{ return {result}; }};") is None
+
+
+@pytest.mark.parametrize("result", ["t.ok(f(x))", "s.notOk(x)", "expect(x).to.equal(3)", "t.match(f(x), /a/)"])
+def test_an_assertion_that_is_a_result_is_recorded(result: str) -> None:
+    assert recording(f"exports.check = (x) => {result};") is not None
 
 
 def test_imports_of_a_test_file() -> None:

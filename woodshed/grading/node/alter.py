@@ -32,6 +32,7 @@ _METHODS = words(
 _FUNCTIONS = words("assert ok equal deepEqual strictEqual deepStrictEqual notEqual notStrictEqual notDeepEqual")
 _TRUTHS = words("assert ok notOk isOk isNotOk truthy falsy toBeTruthy toBeFalsy")
 _TRUTHS_OF_TAPE = _TRUTHS | words("true false")
+_HOLDERS = words("assert chai.assert t test") | {""}
 _RAISES = re.compile(r"(?i)throw|reject|raise")
 _CONVERTERS = words("Array.from String Number JSON.parse")
 _NORMALISERS = words("sort trim join split toLowerCase toUpperCase toString")
@@ -41,19 +42,24 @@ _CONSTANTS = words("number string true false null undefined regex")
 _WHOLE = re.compile(r"0|[1-9]\d{0,14}")
 _RECORDED = re.compile(r"\bwoodshed_(?:seen|truth)\(")
 _IMPORTED = re.compile(r"""\b(?:require\(|import\(|import|from)\s*['"](\.{1,2}/[^'"]+)['"]""")
+_NAMED = re.compile(r"[\w$]+(?:\.[\w$]+)*")
 _TAPE = re.compile(r"""['"]tape['"]""")
 
 
-def alter(source: str, kind: Kind, seed: str = "") -> str | None:
+def alter(source: str, kind: Kind, seed: str = "", helpers: frozenset[str] = frozenset()) -> str | None:
     """Alter a source. None if it has no constant of that kind to change or cannot be parsed.
 
     ``shapes`` are drawn from ``seed``. In the other kinds, numbers keep their sign and 0 stays 0; strings keep their
     length and change one letter. A string of digits and signs counts as a number: one digit changes.
     """
+    return _altered(source, kind, seed, helper=False)
+
+
+def _altered(source: str, kind: Kind, seed: str, *, helper: bool) -> str | None:
     root = parse(source.encode())
     if root is None:
         return None
-    changer = _Alter(kind, seed, counts=_TAPE.search(source) is not None)
+    changer = _Alter(kind, seed, counts=_TAPE.search(source) is not None, helper=helper)
     try:
         altered = rewrite(root, changer.replaced)
     except RecursionError:
@@ -91,15 +97,15 @@ def imported(name: str, source: str, files: Collection[str]) -> set[str]:
 
 
 @lru_cache(maxsize=256)
-def recording(source: str) -> str | None:
+def recording(source: str, helpers: frozenset[str] = frozenset()) -> str | None:
     """Turn the assertions of a file that tests import into records and keep its constants. None if it has none."""
-    altered = alter(source, SAME)
+    altered = _altered(source, SAME, "", helper=True)
     return altered if altered is not None and _RECORDED.search(altered) else None
 
 
 class _Alter:
-    def __init__(self, kind: Kind, seed: str, counts: bool) -> None:
-        self.kind, self.seed, self.counts, self.changed = kind, seed, counts, False
+    def __init__(self, kind: Kind, seed: str, *, counts: bool, helper: bool) -> None:
+        self.kind, self.seed, self.counts, self.helper, self.changed = kind, seed, counts, helper, False
         self._constants = 0
         self._noting = False
 
@@ -115,7 +121,7 @@ class _Alter:
             return record and f"{record};"
         if self._noting and node.type == "call_expression" and _is_argument(node):
             return f"woodshed_step({self._inner(node)})"
-        return self._record(node) if _is_result(node) else None
+        return self._record(node) if _is_result(node) and not _is_used(node) else None
 
     def _inner(self, node: Node) -> str:
         """Rewrite a node without recording its own result."""
@@ -165,7 +171,10 @@ class _Alter:
         )
         self._noting = outer
         # A tape test with a plan counts its assertions, so one is made in place of the removed one.
-        return f"{record}({noted})" + (f" && {holder}.pass()" if self.counts and holder else "")
+        # A helper gets the test as an argument, so its framework is not known here.
+        made = f" && {holder}.pass()" if self.counts else f" && (!{holder}.pass || {holder}.pass())"
+        counted = (self.counts or self.helper) and _NAMED.fullmatch(holder)
+        return f"{record}({noted})" + (made if counted else "")
 
 
 def _other_source(type_: str, old: str, kind: Kind, seed: str) -> str:
@@ -203,6 +212,13 @@ def _is_result(node: Node) -> bool:
     return above.type == "return_statement" or (
         above.type == "arrow_function" and above.child_by_field_name("body") == node
     )
+
+
+def _is_used(result: Node) -> bool:
+    """Return whether a result is that of ``text.match(/a/)`` or ``Array.isArray(x)``, not of an assertion: most have
+    two values to compare."""
+    values, holder = _compared(result)
+    return len(values) == 1 and holder not in _HOLDERS and _last_name(result) not in _TRUTHS_OF_TAPE
 
 
 def _compared(expression: Node) -> tuple[list[Node], str]:
