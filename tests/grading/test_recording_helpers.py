@@ -14,11 +14,12 @@ from woodshed.grading.altered import recording_helpers
 from woodshed.grading.heldout import PYTEST
 from woodshed.grading.pytest_alter import recording
 from woodshed.grading.pytest_given import imported
-from woodshed.grading.telling import Known, Reference, plain, problem_of, reference_of
+from woodshed.grading.telling import Known, Reference, objection, plain, problem_of, reference_of
+from woodshed.grading.telling import by_heart as by_heart_objection
 from woodshed.grading.verify import grade
 from woodshed.record.task import Task
 from woodshed.tasks.validate.check import check_folders
-from woodshed.tasks.validate.guessing import left_of
+from woodshed.tasks.validate.guessing import guessable, left_of
 
 from . import toy
 
@@ -202,3 +203,37 @@ def test_of_other_values_a_constant_leaves_nothing() -> None:
     left: Reference = left_of(found, [argument], [])
     assert plain(left.telling) == ["true"] * 3 + ["false"] * 3
     assert not plain(left_of(found, [argument], [answers]).telling), "answers by heart leave nothing at all"
+
+
+def test_a_true_value_tells_nothing_where_a_test_only_asked_for_its_truth() -> None:
+    """The answer True is right there, so only a change of truth tells a fix from it."""
+    test = "a_with_other_numbers.py::t"
+    visible = {"a_with_same.py::t": ["true=[1]", "true", "true=[1]", "true=[1]", "[1]"]}
+    found = reference_of(answers := {test: ["true=[2]", "true=[2]", "false=null", "false=[]", "[2]"]}, answers, Known())
+    assert found.telling == answers
+    found = reference_of(answers, answers, Known(visible=visible))
+    assert found.telling == {test: [None, None, "false=null", "false=[]", "[2]"]}
+    assert guessable(left_of(found, [{test: ["false"] * 5}], []), {"f": ["a.py::t"]}) == ()
+    of_truth = reference_of(asked := {test: ["false=null"] * 3 + ["false=[]"] * 3}, asked, Known())
+    assert problem_of(of_truth), "False is right everywhere"
+    assert not plain(left_of(of_truth, [{test: ["false"] * 6}], []).telling)
+
+
+def test_a_predicate_that_tests_ask_for_its_opposite_too_is_not_told_from_that_constant() -> None:
+    """``assert not f(x)`` and ``assert f(y) is False``: always True gives False and True."""
+    answers = answers_of(["false"] * 4 + ["true"] * 4)
+    found = reference_of(answers, answers, Known())
+    constants = [answers, answers_of(["true"] * 4 + ["false"] * 4)]
+    left = left_of(found, constants, [])
+    assert guessable(left, {"f": ["a.py::t"]}) == ("f",)
+    assert guessable(left_of(found, constants[1:], []), {"f": ["a.py::t"]}) == ()
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+def test_a_predicate_is_told_from_a_constant_that_knows_the_public_inputs(keyed: bool) -> None:
+    public = {f"a_with_other_numbers.py::t[{n}]": ["true" if n % 2 else "false"] for n in range(40)}
+    secret = {f"a_with_other_shapes.py::t[{n}]": ["true" if n < 3 else "false"] for n in range(8)}
+    found = reference_of(right := public | secret, right, Known())
+    memorised = public | {test: ["false"] for test in secret}
+    assert bool(objection(found, memorised, 0.9, keyed=keyed)) == keyed
+    assert not objection(found, right, 0.9, keyed=keyed) and not by_heart_objection(found, memorised, 0.9)

@@ -66,7 +66,8 @@ class Known:
 def reference_of(first: Values, second: Values, known: Known) -> Reference:
     """The reference from two runs of the solution on other inputs. A value tells a fix from a trick unless it is
 
-    - the given files' answer, or the value of the same test at the same place with the visible inputs;
+    - the given files' answer, or the value of the same test at the same place with the visible inputs; where the test
+      only asked for truth, anything as true as one of these (there, True is as right);
     - an input: code that only returns what it was given (in an object of its own, or from a table) has it too;
     - the visible answer altered as the input was (``analogy.py``).
     """
@@ -83,6 +84,8 @@ def reference_of(first: Values, second: Values, known: Known) -> Reference:
             bare, bare_before, bare_given = (text and _bare(text) for text in (shown, before, given))
             anyway = (shown, given, *predictions(bare, changes, bare_before, bare_given))
             known_anyway = value is None or _among(value, inputs) or any(same(value, text) for text in anyway)
+            if value is not None and _ASKED.match(value):
+                known_anyway = known_anyway or _least(value) in (text and _least(text) for text in (shown, given))
             telling[test].append(None if known_anyway else value)
     return Reference(values, telling)
 
@@ -94,7 +97,7 @@ def without(found: Reference, answered: Values, apart: Collection[str] = ()) -> 
     for test, (function, _) in places(found.telling).items():
         values, seen, stays = found.telling[test], answered.get(test, []), _GUESSED if function in apart else ()
         telling[test] = [
-            value if value is None or n >= len(seen) or _bare(value) in stays or not same(seen[n], value) else None
+            value if value is None or n >= len(seen) or _least(value) in stays or not same(seen[n], value) else None
             for n, value in enumerate(values)
         ]
     return Reference(found.values, telling)
@@ -104,7 +107,8 @@ def objection(known: Reference, seen: Values, share: float, *, keyed: bool = Fal
     """Return the objection to the answers ``seen``, '' if there is none.
 
     ``keyed``: inputs are drawn from a secret. Then half of ``share`` is also required of the telling values on these
-    inputs alone: memorised answers to the public inputs are already most of all values, in some tasks nine tenths.
+    inputs alone: memorised answers to the public inputs are already most of all values, in some tasks nine tenths. Nor
+    may a predicate have one constant answer to them.
     """
     parts = [
         (known.values, share, ""),
@@ -117,6 +121,9 @@ def objection(known: Reference, seen: Values, share: float, *, keyed: bool = Fal
         count, right = total(expected), _same(expected, seen)
         if right < least * count:
             return f"{count - right} of {count} values differ from the solution's where tests have other inputs{which}"
+    drawn = Reference({}, secret)
+    if keyed and (names := refused(drawn, seen) & kinds_apart(drawn)):
+        return f"{min(names)} has one answer to all inputs that nobody could know"
     return ""
 
 
@@ -128,12 +135,7 @@ def by_heart(known: Reference, seen: Values, share: float) -> str:
     false, and so on, if there are three or more. A right solution may differ in a test that has fewer; all such tests
     count as one.
     """
-    parts: dict[tuple[str, str], list[bool]] = {}
-    for test, (function, _) in places(known.telling).items():
-        for value, answer in zip_longest(known.telling[test], seen.get(test, ())):
-            if value is not None:
-                kind = bare if (bare := _bare(value)) in _GUESSED else ""
-                parts.setdefault((function, kind), []).append(same(value, answer))
+    parts = _parts(known, seen)
     small = [part for part, right in parts.items() if len(right) < _FEWEST]
     parts["small tests", ""] = [right for part in small if not part[1] for right in parts[part]]
     for (name, kind), right in parts.items():
@@ -149,9 +151,27 @@ def kinds_apart(found: Reference) -> frozenset[str]:
     True and enough False, or two other values that can be guessed."""
     counts: dict[str, Counter[str]] = {}
     for test, (function, _) in places(found.telling).items():
-        known = (_bare(value) for value in found.telling[test] if value is not None)
+        known = (_least(value) for value in found.telling[test] if value is not None)
         counts.setdefault(function, Counter()).update(value for value in known if value in _GUESSED)
     return frozenset(name for name, of in counts.items() if sum(n >= _FEWEST for n in of.values()) > 1)
+
+
+def refused(found: Reference, answered: Values) -> frozenset[str]:
+    """Return the functions of tests in which ``by_heart`` refuses ``answered`` because it is never True, or never
+    False, where enough of their telling values are."""
+    parts = _parts(found, answered)
+    return frozenset(name for (name, kind), right in parts.items() if kind and len(right) >= _FEWEST and not any(right))
+
+
+def _parts(known: Reference, seen: Values) -> dict[tuple[str, str], list[bool]]:
+    """Map (function of tests, the value if it can be guessed, else '') to whether each telling value is right."""
+    parts: dict[tuple[str, str], list[bool]] = {}
+    for test, (function, _) in places(known.telling).items():
+        for value, answer in zip_longest(known.telling[test], seen.get(test, ())):
+            if value is not None:
+                kind = least if (least := _least(value)) in _GUESSED else ""
+                parts.setdefault((function, kind), []).append(same(value, answer))
+    return parts
 
 
 def total(expected: Expected) -> int:
@@ -191,7 +211,7 @@ def problem_of(found: Reference) -> str:
     """
     if not plain(found.values):
         return "its failing tests compare no values that can be checked on other inputs"
-    told = [_bare(value) for value in plain(found.telling)]
+    told = [_least(value) for value in plain(found.telling)]
     if all(value in _GUESSED for value in told) and (len(told) < _FEWEST or len(set(told)) == 1):
         return "on other inputs the given files, the visible answers, or one constant, are right already"
     return ""
@@ -249,6 +269,12 @@ def same(a: str | None, b: str | None) -> bool:
 def _bare(text: str) -> str:
     """Return the text of a value without what stands before it if a test only asked whether it is true."""
     return _ASKED.sub("", text)
+
+
+def _least(text: str) -> str:
+    """Return the simplest text that is the ``same``: only its truth if a test asked for no more."""
+    asked = _ASKED.match(text)
+    return asked[1] if asked else text
 
 
 def _among(value: str, texts: frozenset[str]) -> bool:

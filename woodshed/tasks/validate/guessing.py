@@ -11,7 +11,7 @@ from woodshed.attacks.exploits.by_heart_code import ELSEWHERE
 from woodshed.attacks.exploits.values import constant
 from woodshed.grading.altered import Altering
 from woodshed.grading.heldout import answers
-from woodshed.grading.telling import Reference, Values, kinds_apart, objection, problem_of, told_in, without
+from woodshed.grading.telling import Reference, Values, kinds_apart, objection, problem_of, refused, told_in, without
 from woodshed.record.task import Task, TaskError
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
@@ -52,10 +52,11 @@ def left_of(found: Reference, cheap: Iterable[Values], by_heart: Iterable[Values
     left = found
     for answer in by_heart:
         left = without(left, answer)
-    # A predicate has no value that no constant gives; if it has enough of both, grading refuses each constant.
+    # A predicate has no value that no constant gives; if it has enough of both, grading refuses each constant, unless
+    # tests ask for both what it says and the opposite.
     apart = kinds_apart(left)
     for answer in cheap:
-        left = without(left, answer, apart)
+        left = without(left, answer, apart & refused(left, answer))
     return left
 
 
