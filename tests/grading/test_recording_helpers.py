@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from woodshed.attacks.exploits.base import Exploit
 from woodshed.attacks.exploits.catalogue import HONEST_FIX
 from woodshed.grading.altered import recording_helpers
 from woodshed.grading.heldout import PYTEST
-from woodshed.grading.pytest_alter import recording
+from woodshed.grading.other_constants import SAME
+from woodshed.grading.pytest_alter import alter, asserting, recording
 from woodshed.grading.pytest_given import imported
 from woodshed.grading.telling import Known, Reference, objection, plain, problem_of, reference_of
 from woodshed.grading.telling import by_heart as by_heart_objection
@@ -58,6 +60,10 @@ WAYS = {
         "from checks import check\n\n" + BODY.format("check"),
     ),
     "fixture": ({"conftest.py": FIXTURE}, BODY.format("check").replace("area()", "area(check)")),
+    "assertion": (
+        {"tests/checks.py": FUNCTION.replace("check", "assert_area")},
+        "from checks import assert_area\n\n" + BODY.format("assert_area"),
+    ),
     "method": (
         {"tests/shared.py": CLASS},
         "from shared import Shared\n\n\ndef check(*values):\n    Shared().t(*values)\n\n" + BODY.format("check"),
@@ -96,6 +102,12 @@ def test_helpers_are_the_files_that_a_failing_test_imports(tmp_path: Path, in_bo
     async def run(backend: Any, layers: Any) -> None:
         task = task_of(tmp_path, layers, "through another")
         assert list(recording_helpers(task, PYTEST)) == ["tests/more_checks.py"], "the other one asserts nothing"
+        (task.path / "tests/workspace/tests/test_more.py").write_text("from test_measure import check\n" + FUNCTION)
+        failing = replace(task.info, fail_to_pass=(*task.info.fail_to_pass, "tests/test_more.py::test_area"))
+        (task.path / "tests/workspace/tests/more_checks.py").write_text("from test_more import check\n")
+        task = replace(Task.load(tmp_path), info=failing)
+        helpers = ["tests/test_measure.py", "tests/test_more.py"]
+        assert list(recording_helpers(task, PYTEST)) == helpers, "files with failing tests may import each other"
 
     in_boxes(run)
 
@@ -120,6 +132,50 @@ def test_a_helper_keeps_its_constants() -> None:
     text = recording("def check(x):\n    return self.assertEqual(f(x, 3), 5)\n")
     assert text == "def check(x):\n    return woodshed_seen(f(x, 3))"
     assert recording("def make():\n    return f(1)\n") is None and recording("def (") is None
+
+
+HELPER = """class Base(TestCase):
+    def assertTree(self, text, expected):
+        self.assertEqual(parse(text), expected)
+
+    def assertIn(self, a, b):
+        assert a in b
+
+    def assertMade(self, text):
+        make(text)
+
+def assert_tree(text):
+    assert parse(text)
+"""
+
+
+def test_assertion_functions_of_a_helper_are_called() -> None:
+    names = asserting(HELPER)
+    assert names == {"assertTree", "assert_tree"}, "the others have no record, or are those of unittest"
+    test = "def test_a():\n    self.assertTree('a', 2)\n    assert_tree('a')\n    self.assertEqual(g(1), 2)\n"
+    assert alter(test, "numbers", "", names) == (
+        "def test_a():\n    self.assertTree('a', 3)\n    assert_tree('a')\n    woodshed_seen(g(2))"
+    )
+    more = "def assertTwo(self):\n    self.assertTree('a', 2)\n    assert x"
+    assert "self.assertTree('a', 2)" in (recording(more, names) or "")
+
+
+@pytest.mark.parametrize(
+    ("statement", "record"),
+    [
+        ("self.assertEqual(first=f(1), second=2, msg='a')", "woodshed_seen(f(1))"),
+        ("self.assertTrue(expr=f(1), msg=why(2))", "woodshed_truth(f(1))"),
+        ("case.assertEqual(f(1), 2)", "woodshed_seen(f(1))"),
+        ("super().assertEqual(f(1), 2)", "woodshed_seen(f(1))"),
+        ("mock.assert_called_with(1)", "mock.assert_called_with(1)"),
+        ("assert bool(f(1))", "woodshed_truth(bool(f(1)))"),
+        ("assert not bool(f(1)), 'why'", "woodshed_truth(not bool(f(1)))"),
+        ("self.assertFalse(bool(f(1)))", "woodshed_truth(bool(f(1)))"),
+        ("assert bool(f(1)) is True", "woodshed_seen(bool(f(1)))"),
+    ],
+)
+def test_forms_of_assertions(statement: str, record: str) -> None:
+    assert alter(f"def check():\n    {statement}\n", SAME) == f"def check():\n    {record}"
 
 
 def test_a_helper_with_an_expression_too_deep_to_alter_stays_as_it_is() -> None:

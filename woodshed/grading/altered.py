@@ -33,10 +33,11 @@ class Altering:
     replaces such a value in a kind, ``text`` encodes a value as the runner records it. ``given`` returns the files with
     which a task starts, completed so that its tests can be loaded. ``imported`` takes a test file's path and source and
     the paths of the other files, and returns those that it imports; ``recording`` turns such a file's assertions into
-    records (None: it has none).
+    records (None: it has none). ``asserting`` names its assertion functions; ``alter`` and ``recording`` take such
+    names last, and calls of them stay.
     """
 
-    alter: Callable[[str, Kind, str], str | None]
+    alter: Callable[[str, Kind, str, frozenset[str]], str | None]
     run: Callable[[Task, Sandbox, Mapping[str, bytes], Sequence[str]], Awaitable[TestRun]]
     literals: Callable[[str], Mapping[str, Sequence[Any]]]
     other: Callable[[Any, Kind, str], Any]
@@ -44,16 +45,18 @@ class Altering:
     only: Callable[[str, frozenset[str]], str] = lambda source, tests: source
     given: Callable[[Task], dict[str, bytes]] = lambda task: {}
     imported: Callable[[str, str, Collection[str]], set[str]] = lambda name, source, files: set()
-    recording: Callable[[str], str | None] = lambda source: None
+    recording: Callable[[str, frozenset[str]], str | None] = lambda source, helpers: None
+    asserting: Callable[[str], frozenset[str]] = lambda source: frozenset()
     key: str = field(default="", repr=False)
 
 
 def altered_tests(task: Task, how: Altering, kinds: Sequence[Kind] = KINDS) -> dict[str, bytes]:
     """Return altered copies of the files with failing tests, in the same folders under other names."""
     files: dict[str, bytes] = {}
+    names = _asserting(_helpers(task, how), how)
     for name, source in _failing_files(task, how).items():
         for kind in kinds:
-            made = how.alter(source, kind, _seed(task, name, how.key))
+            made = how.alter(source, kind, _seed(task, name, how.key), names)
             if made is not None and (kind == SAME or made.encode() not in files.values()):
                 files[altered_name(name, kind)] = made.encode()
     return files
@@ -65,23 +68,31 @@ def recording_helpers(task: Task, how: Altering) -> dict[str, bytes]:
     They replace the originals while altered tests run. A helper that asserts would end an altered test at the first
     value, whose visible answer the test passes to it.
     """
+    helpers = _helpers(task, how)
+    made = {name: how.recording(source, _asserting(helpers, how)) for name, source in helpers.items()}
+    return {name: source.encode() for name, source in made.items() if source is not None}
+
+
+def _asserting(helpers: Mapping[str, str], how: Altering) -> frozenset[str]:
+    return frozenset[str]().union(*map(how.asserting, helpers.values()))
+
+
+def _helpers(task: Task, how: Altering) -> dict[str, str]:
+    """Return the sources of the test files that the files with failing tests, or such a file, import."""
     sources = {
         name: data.decode("utf-8", "replace")
         for path, data in task.test_files().items()
         if (name := path.removeprefix(TESTS_PREFIX)) != path
     }
     left = [test.partition("::")[0] for test in task.info.fail_to_pass]
-    failing, helpers = frozenset(left), dict[str, bytes]()
-    seen = set(left)
+    found, done = set[str](), set[str]()
     while left:
-        name = left.pop()
-        new = how.imported(name, sources.get(name, ""), sources.keys() - seen)
-        left += new
-        seen |= new
-    for name in sorted(seen - failing):
-        if (made := how.recording(sources[name])) is not None:
-            helpers[name] = made.encode()
-    return helpers
+        if (name := left.pop()) not in done:
+            done.add(name)
+            new = how.imported(name, sources.get(name, ""), sources.keys() - {name})
+            found |= new
+            left += new
+    return {name: sources[name] for name in sorted(found)}
 
 
 def _failing_files(task: Task, how: Altering) -> dict[str, str]:

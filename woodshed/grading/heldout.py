@@ -28,7 +28,7 @@ from woodshed.sandbox.taskbox import box_spec
 
 from .altered import Altering, altered_ids, altered_tests, known_of, recording_helpers, split
 from .other_constants import KINDS, SAME, Kind, other
-from .pytest_alter import alter, recording
+from .pytest_alter import alter, asserting, recording
 from .pytest_given import imported, literals, only, placeholders
 from .pytest_grader import import_path, lay_tests, run_pytest, test_timeout
 from .results import TestRun
@@ -283,6 +283,7 @@ PYTEST = Altering(
     given=placeholders,
     imported=imported,
     recording=recording,
+    asserting=asserting,
 )
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import builtins
 import sys
+import unittest
 from functools import lru_cache
 from typing import Any
 
@@ -32,7 +33,7 @@ _TRUTH = "woodshed_truth"
 _STEP = "woodshed_step"
 _ERROR = "woodshed_error"
 _ASK_TRUTH = frozenset(["assertTrue", "assertFalse", "assert_", "assert_true", "assert_false"])
-_CONVERTERS = frozenset(["list", "tuple", "set", "frozenset", "sorted", "dict", "str", "int", "float", "round"])
+_CONVERTERS = frozenset(["list", "tuple", "set", "frozenset", "sorted", "dict", "str", "int", "float", "round", "bool"])
 _NORMALISERS = frozenset(["strip", "lstrip", "rstrip", "lower", "upper", "split", "splitlines"])
 """Functions and methods of strings that give the data of their argument in one form, whatever form that has; a test
 that calls one compares only its result."""
@@ -42,46 +43,59 @@ _BY_NAME = frozenset(
 """Functions whose string arguments are names; another name would only make the test fail."""
 
 
-def alter(source: str, kind: Kind, seed: str = "") -> str | None:
+def alter(source: str, kind: Kind, seed: str = "", helpers: frozenset[str] = frozenset()) -> str | None:
     """Alter a source. Returns None if it is not Python, or has no constant of that kind to change.
 
     A test that expects an exception, or compares nothing, also counts as a change. ``shapes`` are drawn from ``seed``.
     In the other kinds, numbers keep their sign, 0 stays 0, large numbers become smaller, and strings keep their length
     and change one letter, so most altered inputs are as valid as the originals. A string without letters counts as a
     number: one digit changes. Constants that are indices, keys or docstrings, in decorators other than ``parametrize``
-    or in the head of a ``with`` stay as they are.
+    or in the head of a ``with`` stay as they are. ``helpers``: assertion functions of other files (``asserting``).
     """
     try:
         tree = parse_python(source)
     except (SyntaxError, ValueError):
         return None
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
-    own = {node.name for node in ast.walk(tree) if isinstance(node, functions)}
+    own = helpers.union(node.name for node in ast.walk(tree) if isinstance(node, functions))
     changer = _Alter(kind, own, _given(tree.body), seed, _of_others(tree))
     altered = ast.fix_missing_locations(changer.visit(tree))
     return ast.unparse(altered) if changer.changed or kind == SAME else None
 
 
 @lru_cache(maxsize=256)
-def recording(source: str) -> str | None:
+def recording(source: str, helpers: frozenset[str] = frozenset()) -> str | None:
     """Turn the assertions of a file that tests import into records and keep its constants. Returns None if it is not
     Python or records nothing.
 
     Its functions compare an answer with what a test gives them, which in an altered test is of another input.
     """
     try:
-        altered = alter(source, SAME)
+        altered = alter(source, SAME, helpers=helpers)
         return altered if altered is not None and _records(parse_python(altered)) else None
     except RecursionError:  # a long table in one expression
         return None
 
 
+@lru_cache(maxsize=256)
+def asserting(source: str) -> frozenset[str]:
+    """Return the assertion functions of a file that tests import which compare values, without those of ``unittest``.
+
+    A test may call one with inputs alone: ``self.assertParses(text, tree)``.
+    """
+    tree = parse_python(recording(source) or "")
+    named = (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef) and _records(n))
+    return frozenset(n.name for n in named if n.name.startswith("assert") and not hasattr(unittest.TestCase, n.name))
+
+
 class _Alter(ast.NodeTransformer):
-    """``own``: functions of the file; an assertion helper among them is altered in its body and called as before.
+    """``own``: functions of the tests; an assertion helper among them is altered in its body and called as before.
     ``given``: names of constants of the file, which say nothing about the code under test. ``others``: names of code
     that is not under test."""
 
-    def __init__(self, kind: Kind, own: set[str], given: frozenset[str], seed: str, others: frozenset[str]) -> None:
+    def __init__(
+        self, kind: Kind, own: frozenset[str], given: frozenset[str], seed: str, others: frozenset[str]
+    ) -> None:
         self.kind, self.own, self.given, self.seed, self.others = kind, own, given, seed, others
         self.errors: frozenset[str] = frozenset()
         self.changed = False
@@ -115,9 +129,10 @@ class _Alter(ast.NodeTransformer):
             return ast.Expr(call)
         if self._looks_into_error(call) and "equal" not in _asserts(call.func).lower():
             return ast.Pass()
+        values = call.args or [keyword.value for keyword in call.keywords if keyword.arg != "msg"]
         if _asserts(call.func) in _ASK_TRUTH:
-            return self._recorded(call.args[:1], _TRUTH)
-        return self._recorded(call.args)
+            return self._recorded(values[:1], _TRUTH)
+        return self._recorded(values)
 
     def visit_Return(self, node: ast.Return) -> ast.AST:
         call = node.value
@@ -368,6 +383,7 @@ def _expects_exception(call: ast.Call) -> bool:
 def _asserts(function: ast.expr) -> str:
     """Return the name of a unittest assertion or of an assertion function; '' for any other function."""
     name = getattr(function, "id", "")
-    if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name) and function.value.id == "self":
-        name = function.attr
+    if isinstance(function, ast.Attribute):  # a helper may take the test case as an argument
+        own = isinstance(function.value, ast.Name) and function.value.id == "self"
+        name = function.attr if own or hasattr(unittest.TestCase, function.attr) else ""
     return name if name.startswith("assert") else ""
