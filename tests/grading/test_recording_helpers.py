@@ -120,6 +120,7 @@ def test_imports_of_a_test_file() -> None:
         ("import os", set[str]()),
         ("from ..base import Base", {"tests/base.py", "tests/__init__.py", "tests/unit/__init__.py"}),
         ("from tests.base import Base", {"tests/base.py", "tests/__init__.py"}),
+        ("pytest_plugins = ('tests.base',)", {"tests/base.py", "tests/__init__.py"}),
         ("from pkg import testing", {"pkg/testing/__init__.py"}),
         ("import pkg.testing as t", {"pkg/testing/__init__.py"}),
         ("from . import test_other", {"tests/test_other.py", "tests/__init__.py", "tests/unit/__init__.py"}),
@@ -156,6 +157,8 @@ def test_assertion_functions_of_a_helper_are_called() -> None:
     assert alter(test, "numbers", "", names) == (
         "def test_a():\n    self.assertTree('a', 3)\n    assert_tree('a')\n    woodshed_seen(g(2))"
     )
+    replaced = "def assertEqual(self, a, b):\n    super().assertEqual(a, g(b))"
+    assert recording(replaced) == "def assertEqual(self, a, b):\n    woodshed_seen(g(b))"
     more = "def assertTwo(self):\n    self.assertTree('a', 2)\n    assert x"
     assert "self.assertTree('a', 2)" in (recording(more, names) or "")
 

@@ -170,7 +170,7 @@ def imported(name: str, source: str, files: Collection[str]) -> set[str]:
 
 @lru_cache(maxsize=256)
 def _imports(source: str) -> tuple[frozenset[str], bool]:
-    """Return (all names in import statements, whether one of them is relative)."""
+    """Return (all names in import statements and of plugins, whether one of them is relative)."""
     try:
         tree = parse_python(source)
     except (SyntaxError, ValueError, RecursionError):
@@ -183,4 +183,7 @@ def _imports(source: str) -> tuple[frozenset[str], bool]:
             case ast.ImportFrom(module=module, names=aliases, level=level):
                 names |= {*(module or "").split("."), *(alias.name for alias in aliases)}
                 relative = relative or bool(level)
+            case ast.Assign(targets=[ast.Name(id="pytest_plugins")], value=value):
+                texts = [one.value for one in ast.walk(value) if isinstance(one, ast.Constant)]
+                names |= {part for text in texts if isinstance(text, str) for part in text.split(".")}
     return frozenset(names), relative
