@@ -61,8 +61,8 @@ def read_admin_key(path: Path | None) -> str:
     except UnicodeDecodeError:
         key = "\0"
     key = key.strip()
-    if not key and path is None:
-        raise ValueError(f"no admin key: name a file with --admin-key-file, or set {ADMIN_VARIABLE}")
+    if not key:
+        raise ValueError(f"no admin key in {where}: name a file with --admin-key-file, or set {ADMIN_VARIABLE}")
     if not key.isascii() or not key.isprintable() or " " in key:
         raise ValueError(f"{where}: not an admin key: write one line of letters and digits (`openssl rand -hex 32`)")
     return key
