@@ -92,6 +92,8 @@ def regrade(root: Path, progress: Progress, *, jobs: int, backend: str = "namesp
 
 def _items(folder: EvaluationFolder, settings: dict[str, Any], store: TrajectoryStore) -> list[_Item]:
     found = []
+    if not {"suites", "policies"} <= settings.keys():
+        raise EvaluationError(f"{folder.settings} is damaged (no suites or policies); choose another folder")
     suites = load_tasks(settings)
     for number, about in enumerate(settings["policies"].values()):
         grading = with_key(GradingSettings.model_validate(about["grading"]), folder.root)
