@@ -78,9 +78,9 @@ def regrade(root: Path, progress: Progress, *, jobs: int, backend: str = "namesp
         raise EvaluationError(f"{root} holds no evaluation (no evaluation.json); give the folder of --out")
     with folder.claimed():
         try:
-            before = read_results(folder) or {}
             with closing(TrajectoryStore(folder.trajectories)) as store:
                 items = _items(folder, settings, store)
+                before = read_results(folder) or {}
                 found = asyncio.run(_regrade(folder, store, items, progress, jobs, backend))
                 own = {name for values in read_axes(folder).values() for name in values if is_reference(name)}
                 measure_axes(folder, settings, store, load_tasks(settings), axes_of(sorted(own)), progress, jobs=jobs)
