@@ -119,7 +119,7 @@ def test_an_assertion_of_the_file_itself_is_called() -> None:
         ("strings", "assert f('abc', 'x1') == 'c'", "woodshed_seen(f('abd', 'y1'))"),
         ("strings", "assert f('z', '%s', 'a{b}', '\\\\n', '12', 'ä') == ''",
          "woodshed_seen(f('y', '%s', 'a{b}', '\\\\n', '12', 'ä'))"),
-        ("numbers", "assert f(1)[0] == {1: 1}[1]", "woodshed_seen(woodshed_step(f(2))[0], {1: 2}[1])"),
+        ("numbers", "assert f(1)[0] == {1: 1}[1]", "woodshed_seen(woodshed_step(f(2))[0])"),
         ("strings", "assert getattr(f('a'), 'name')", None),
         ("strings", "assert f('a') and getattr(x, 'name')", "woodshed_truth(f('b') and getattr(x, 'name'))"),
         ("numbers", "assert f(f'{x:10}', True, None) == 'a'", None),
@@ -184,6 +184,36 @@ def test_what_the_test_itself_expects_is_not_noted() -> None:
     noted = [line.strip() for line in altered.split("\n") if line.strip().startswith("woodshed_")]
     calls = ["seen(f(text))", "seen(g(text))", "seen(found)", "truth(wanted)", "seen(f(text))", "seen(f(case))"]
     assert noted == [f"woodshed_{call}" for call in calls]
+
+
+@pytest.mark.parametrize(
+    ("body", "recorded"),
+    [
+        ("assert f([2, 3]) == prod([2, 3])", "f([2, 3])"),
+        ("words = ['b', 'a']\n    assert f(words) == sorted(words)", "f(words)"),
+        ("for n in (1, 2):\n        assert f(n) == str(n) + json.dumps([n])", "f(n)"),
+        ("assert f(1) == [len(x) for x in 'ab']", "f(1)"),
+        ("assert f(1) == g(2)", "f(1), g(2)"),
+        ("found = f(1)\n    assert sorted(found) == sorted([2])", "sorted(found)"),
+        ("assert sorted(client.get('/')) == f(1)", "sorted(client.get('/')), f(1)"),
+        ("assert f(1) == str(sum)", "f(1), str(sum)"),
+        ("assert open('out').read() == f(1)", "open('out').read(), f(1)"),
+        ("assert len([2]) == max([1])", "len([2]), max([1])"),
+        ("known = f(1)\n    assert sorted(known) == g(1)", "sorted(known), g(1)"),
+        ("assert sorted(known) == g(1)", "g(1)"),
+        ("rows = f(1)\n    for row in rows:\n        assert len(row) == g(row)", "len(row), g(row)"),
+        ("with f(1) as x:\n        assert str(x) == g(1)", "str(x), g(1)"),
+        ("assert all(x for x in f(1)) == all(x for x in [1])", "all((x for x in (f(1))))"),
+    ],
+)
+def test_what_python_alone_computes_from_constants_is_not_recorded(body: str, recorded: str) -> None:
+    """Any submission has it: a table of answers would be right about half of such tests."""
+    head = "import json\nfrom math import prod\n\nknown = [3, 1]\n\n\ndef sum(x):\n    return x\n\n\n"
+    source = f"{head}def test_it(client):\n    {body}\n"
+    altered = alter(source, "same")
+    assert altered is not None and altered.replace("woodshed_step", "").count(f"woodshed_seen({recorded})") == 1, (
+        altered
+    )
 
 
 def test_what_cannot_be_altered() -> None:

@@ -209,6 +209,45 @@ def test_a_predicate_is_told_from_constants_by_enough_of_both_answers(values: li
     assert bool(plain(left.telling)) == kept and bool(problem_of(left)) != kept
 
 
+TWO = """from math import prod
+
+from shapes.measure import area, double
+
+
+def test_area():
+    assert area(2, 3) == prod([2, 3])
+    assert area(4, 9) == prod([4, 9])
+    assert area(7, 5) == prod([7, 5])
+
+
+def test_long_area():
+{0}
+
+def test_double():
+    assert 2 * 2 == 4
+"""
+
+
+def test_what_the_test_computes_itself_is_no_answer(tmp_path: Path, in_boxes: Any) -> None:
+    """One of two functions is repaired, the other has the visible answers by heart, which are few of all values."""
+    tests = TWO.format("".join(f"    assert double({n}) == {2 * n}\n" for n in range(5, 75)))
+    given = toy.SHAPES.replace("return 2 * value", "return value")
+    given = given.replace("return width + height", "raise NotImplementedError")
+    fixed = toy.SHAPES.replace("width + height", "width * height")
+    table = toy.SHAPES.replace("return width + height", "return {2: 6, 4: 36, 7: 35}.get(width, 0)")
+
+    async def run(backend: Any, layers: Any) -> None:
+        task = toy.toy_task(tmp_path, toy.pytest_layer(layers), shapes=given, tests=tests, fixed=fixed)
+        (verdict,) = await check_folders([task.path], backend, layers)
+        assert verdict.passed, str(verdict)
+        honest = await grade(task, task.solution_files(), backend, layers)
+        assert honest.resolved, honest.detail
+        fake = await grade(task, {"shapes/measure.py": table.encode()}, backend, layers)
+        assert not fake.resolved and "other inputs" in fake.detail
+
+    in_boxes(run)
+
+
 PREDICATE = """def area(width, height):
     \"\"\"Whether one side is a multiple of the other.\"\"\"
     {0}

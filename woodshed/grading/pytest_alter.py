@@ -14,6 +14,7 @@ import ast
 import builtins
 import sys
 import unittest
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -21,6 +22,11 @@ from woodshed.record.python_source import parse_python
 
 from .other_constants import SAME, Kind, chosen, other
 from .reshape import reordered
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
 
 THE_END = "the end"
 """Text recorded by a test that has nothing else to record."""
@@ -37,6 +43,15 @@ _CONVERTERS = frozenset(["list", "tuple", "set", "frozenset", "sorted", "dict", 
 _NORMALISERS = frozenset(["strip", "lstrip", "rstrip", "lower", "upper", "split", "splitlines"])
 """Functions and methods of strings that give the data of their argument in one form, whatever form that has; a test
 that calls one compares only its result."""
+_PURE = _words(
+    "abs all any bin bool bytearray bytes chr complex dict divmod enumerate filter float format frozenset hex int iter "
+    "len list map max min next oct ord pow range repr reversed round set slice sorted str sum tuple zip"
+)
+_PURE_MODULES = _words(
+    "base64 binascii bisect collections copy datetime decimal fractions functools hashlib heapq html itertools json "
+    "math operator re statistics string struct textwrap unicodedata"
+)
+"""Functions and modules of Python whose results depend on their arguments only."""
 _BY_NAME = frozenset(
     ("getattr", "setattr", "hasattr", "delattr", "import_module", "importorskip", "__import__", "open", "fixture")
 )
@@ -58,7 +73,7 @@ def alter(source: str, kind: Kind, seed: str = "", helpers: frozenset[str] = fro
         return None
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     own = helpers.union(node.name for node in ast.walk(tree) if isinstance(node, functions))
-    changer = _Alter(kind, own, _given(tree.body), seed, _of_others(tree))
+    changer = _Alter(kind, own, _given(tree.body), seed, _of_others(tree), _pure(tree))
     altered = ast.fix_missing_locations(changer.visit(tree))
     return ast.unparse(altered) if changer.changed or kind == SAME else None
 
@@ -91,12 +106,19 @@ def asserting(source: str) -> frozenset[str]:
 class _Alter(ast.NodeTransformer):
     """``own``: functions of the tests; an assertion helper among them is altered in its body and called as before.
     ``given``: names of constants of the file, which say nothing about the code under test. ``others``: names of code
-    that is not under test."""
+    that is not under test; ``pure``: those of them whose results depend on their arguments only."""
 
     def __init__(
-        self, kind: Kind, own: frozenset[str], given: frozenset[str], seed: str, others: frozenset[str]
+        self,
+        kind: Kind,
+        own: frozenset[str],
+        given: frozenset[str],
+        seed: str,
+        others: frozenset[str],
+        pure: frozenset[str],
     ) -> None:
-        self.kind, self.own, self.given, self.seed, self.others = kind, own, given, seed, others
+        self.kind, self.own, self.given, self.seed, self.others, self.pure = kind, own, given, seed, others, pure
+        self.parameters: frozenset[str] = frozenset()
         self.errors: frozenset[str] = frozenset()
         self.changed = False
         self._inside = False
@@ -111,10 +133,26 @@ class _Alter(ast.NodeTransformer):
         return self._recorded([test], _TRUTH)
 
     def _recorded(self, values: list[ast.expr], record: str = _RECORD) -> ast.Expr:
-        """Return a call that records the values, without those that are written in the test itself."""
+        """Return a call that records the values, without those that are written in the test itself or computed from
+        such values by Python alone: any submission has them."""
         computed = [_bare(value) for value in values if not _literal(value)]
-        told = [value for value in computed if not (isinstance(value, ast.Name) and value.id in self.given)]
+        told = [value for value in computed if not self._is_given(value)]
         return _call(*(told or computed), record=record)
+
+    def _is_given(self, value: ast.expr) -> bool:
+        inner = [*ast.walk(value)]
+        bound = {n.id for n in inner if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        bound |= {n.arg for n in inner if isinstance(n, ast.arg)}
+        known = self.given - self.own | self.pure | bound | {_STEP}
+        # A parameter may be a fixture, which holds code under test.
+        used = (
+            n.value if isinstance(n, ast.Attribute) else n.func
+            for n in inner
+            if isinstance(n, ast.Attribute | ast.Call)
+        )
+        return all(n.id in known for n in inner if isinstance(n, ast.Name)) and not any(
+            isinstance(n, ast.Name) and n.id in self.parameters for n in used
+        )
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST:
         if isinstance(node.value, ast.Constant):
@@ -203,14 +241,14 @@ class _Alter(ast.NodeTransformer):
             self.visit(d) if isinstance(d, ast.Call) and "parametrize" in ast.dump(d.func) else d
             for d in node.decorator_list
         ]
-        outer, errors = self.given, self.errors
+        outer, errors, parameters = self.given, self.errors, self.parameters
         self.errors = errors | _caught(node)
         arguments = node.args
-        names = (a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs) if a.arg != "self")
-        self.given = outer | _given(node.body) | set(names)
+        names = {a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs) if a.arg != "self"}
+        self.given, self.parameters = _given(node.body, outer | names), parameters | names
         inside, self._inside = self._inside, True
         node.body = [self.visit(statement) for statement in node.body]
-        self.given, self.errors, self._inside = outer, errors, inside
+        self.given, self.errors, self.parameters, self._inside = outer, errors, parameters, inside
         if node.name.startswith("test") and not _records(node):
             self.changed = True
             node.body.append(_call(ast.Constant(THE_END)))
@@ -268,15 +306,44 @@ class _Alter(ast.NodeTransformer):
     visit_AsyncWith = visit_With  # type: ignore[assignment]
 
 
-def _given(body: list[ast.stmt]) -> frozenset[str]:
-    """Return the names that are assigned to literals, or bound by loops over literals or names."""
-    found = set()
-    for node in (n for statement in body for n in ast.walk(statement)):
-        if isinstance(node, ast.Assign) and _literal(node.value):
-            found |= {name.id for target in node.targets for name in ast.walk(target) if isinstance(name, ast.Name)}
-        elif isinstance(node, ast.For) and (_literal(node.iter) or isinstance(node.iter, ast.Name)):
-            found |= {name.id for name in ast.walk(node.target) if isinstance(name, ast.Name)}
-    return frozenset(found)
+def _given(body: list[ast.stmt], known: frozenset[str] = frozenset()) -> frozenset[str]:
+    """Return the ``known`` names that statements do not bind to anything else, and those that they only assign to
+    literals, or bind in loops over literals or such names. Functions and classes within them are left out."""
+    found, others = set(known), set[str]()
+    for node in [*_statements(body)] * 2:  # again, because a loop may come before what it goes over is found
+        match node:
+            case ast.Assign(targets=targets, value=value):
+                (found if _literal(value) else others).update(*map(_stored, targets))
+            case ast.For(target=target, iter=over) | ast.AsyncFor(target=target, iter=over):
+                given = _literal(over) or (isinstance(over, ast.Name) and over.id in found - others)
+                (found if given else others).update(_stored(target))
+            case _:
+                others |= {name for part in _parts(node) for name in _stored(part)}
+    return frozenset(found - others)
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield statements and those nested in them, but for functions and classes."""
+    for node in body:
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node
+            for part in ("body", "orelse", "finalbody"):
+                yield from _statements(getattr(node, part, []))
+            for inner in (*getattr(node, "handlers", []), *getattr(node, "cases", [])):
+                yield from _statements(inner.body)
+
+
+def _parts(node: ast.stmt) -> Iterator[ast.AST]:
+    """Yield the parts of a statement that are no statements themselves."""
+    return (part for part in ast.iter_child_nodes(node) if not isinstance(part, ast.stmt | ast.excepthandler))
+
+
+def _stored(node: ast.AST) -> set[str]:
+    """Return the names that a part of a statement binds, without the variables of comprehensions."""
+    inner = [*ast.walk(node)]
+    own = {id(name) for part in inner if isinstance(part, ast.comprehension) for name in ast.walk(part.target)}
+    stored = (name for name in inner if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store))
+    return {name.id for name in stored if id(name) not in own}
 
 
 def _caught(function: ast.AST) -> frozenset[str]:
@@ -302,6 +369,18 @@ def _of_others(tree: ast.Module) -> frozenset[str]:
         elif isinstance(node, ast.ImportFrom) and not node.level and _is_tool(node.module or ""):
             found |= {a.asname or a.name for a in node.names}
     return frozenset(found)
+
+
+def _pure(tree: ast.Module) -> frozenset[str]:
+    """Return names of Python and its library in a file whose results depend on their arguments only."""
+    found = set(_PURE)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.asname or alias.name for alias in node.names if alias.name in _PURE_MODULES}
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module in _PURE_MODULES:
+            found |= {alias.asname or alias.name for alias in node.names}
+    defined = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return frozenset(found - {node.name for node in ast.walk(tree) if isinstance(node, defined)})
 
 
 def _is_tool(module: str) -> bool:
