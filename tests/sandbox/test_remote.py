@@ -385,7 +385,7 @@ def test_what_a_recipe_says_of_hosts(hosts: list[BoxHost], tmp_path: Path, monke
         await pool.close()
 
     asyncio.run(spread())
-    (tmp_path / "key").write_text("another key altogether")
+    (tmp_path / "key").write_text("another-key-altogether")
     refused = open_boxes(SandboxSettings(hosts=(hosts[0].url,), hosts_key_file=tmp_path / "key"))
     assert "does not know our key" in refused.probe().reasons[0]
     other = open_boxes(

@@ -77,4 +77,4 @@ def test_a_lost_development_sample_does_not_change_the_temperature_later(
     assert told[0] == (2, 4) and told[-1] == (4, 4), "the rate counts from where the evaluation goes on"
     assert held_out == [(1, 1.0), (1, 1.0), (2, 1.0), (2, 1.0)]
     result = run.read_result_of("before")
-    assert result["temperature"] == 1.0 and result["dev_pass1"] == {"0.3": 0.0, "1": 0.5}
+    assert result["temperature"] == 1.0 and result["dev_pass1"] == {"0.3": 0.0, "1": 1.0}, "of the task that both have"

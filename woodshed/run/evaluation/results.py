@@ -308,7 +308,7 @@ def read_results(folder: EvaluationFolder) -> dict[str, Any] | None:
     except (OSError, ValueError) as error:
         raise EvaluationError(f"{folder.results} is damaged ({error}); delete it and evaluate again") from None
     if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise EvaluationError(f"{folder.results} is not one of this version; delete it and evaluate again")
+        raise EvaluationError(f"{folder.root}: no results.json of an evaluation by this version; evaluate again")
     return found
 
 
