@@ -216,6 +216,13 @@ def test_what_python_alone_computes_from_constants_is_not_recorded(body: str, re
     )
 
 
+@pytest.mark.parametrize("line", ["from funcy import all", "from funcy import *", "import funcy as all", "all = f(1)"])
+def test_a_name_of_python_that_a_file_binds_itself_may_be_under_test(line: str) -> None:
+    body = "def test_it():\n    assert all([2]) == g(1)\n"
+    assert "woodshed_seen(g(1))" in (alter(body, "same") or "")
+    assert "woodshed_seen(all([2]), g(1))" in (alter(f"{line}\n\n\n{body}", "same") or "")
+
+
 def test_what_cannot_be_altered() -> None:
     assert alter("def (", "numbers") is None
     assert alter("import a\n\n\ndef test_it():\n    assert a.f(a.x) == a.y\n", "numbers") is None

@@ -372,15 +372,23 @@ def _of_others(tree: ast.Module) -> frozenset[str]:
 
 
 def _pure(tree: ast.Module) -> frozenset[str]:
-    """Return names of Python and its library in a file whose results depend on their arguments only."""
-    found = set(_PURE)
+    """Return names of Python and its library in a file whose results depend on their arguments only, without those that
+    the file binds to anything else (``from funcy import all``)."""
+    found, others = set(_PURE), set[str]()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found |= {alias.asname or alias.name for alias in node.names if alias.name in _PURE_MODULES}
-        elif isinstance(node, ast.ImportFrom) and not node.level and node.module in _PURE_MODULES:
-            found |= {alias.asname or alias.name for alias in node.names}
-    defined = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    return frozenset(found - {node.name for node in ast.walk(tree) if isinstance(node, defined)})
+        match node:
+            case ast.Import(names=aliases):
+                for alias in aliases:
+                    pure = found if alias.name in _PURE_MODULES else others
+                    pure.add(alias.asname or alias.name.partition(".")[0])
+            case ast.ImportFrom(module=module, names=aliases, level=level):
+                names = {alias.asname or alias.name for alias in aliases}
+                (found if not level and module in _PURE_MODULES else others).update(names)
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                others.add(name)
+            case ast.Name(id=name, ctx=ast.Store()):
+                others.add(name)
+    return frozenset() if "*" in others else frozenset(found - others)
 
 
 def _is_tool(module: str) -> bool:
