@@ -199,6 +199,8 @@ def test_what_the_test_itself_expects_is_not_noted() -> None:
         ("assert f(1) == str(sum)", "f(1), str(sum)"),
         ("assert open('out').read() == f(1)", "open('out').read(), f(1)"),
         ("assert len([2]) == max([1])", "len([2]), max([1])"),
+        ("out = []\n    f(out)\n    assert sorted(out) == g(1)", "sorted(out), g(1)"),
+        ("rows = [2]\n    for row in rows:\n        assert str(row) == g(row)\n    rows = f(1)", "str(row), g(row)"),
         ("known = f(1)\n    assert sorted(known) == g(1)", "sorted(known), g(1)"),
         ("assert sorted(known) == g(1)", "g(1)"),
         ("rows = f(1)\n    for row in rows:\n        assert len(row) == g(row)", "len(row), g(row)"),

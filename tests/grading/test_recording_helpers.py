@@ -113,8 +113,9 @@ def test_helpers_are_the_files_that_a_failing_test_imports(tmp_path: Path, in_bo
 
 
 def test_imports_of_a_test_file() -> None:
-    files = {"tests/base.py", "tests/__init__.py", "tests/unit/__init__.py", "conftest.py", "tests/unit/conftest.py",
-             "other/conftest.py", "tests/test_other.py", "tests/data.json", "pkg/testing/__init__.py"}  # fmt: skip
+    tests = {f"tests/{name}" for name in ("__init__.py", "base.py", "data.json", "test_other.py")}
+    files = tests | {"tests/unit/__init__.py", "tests/unit/conftest.py", "conftest.py", "other/conftest.py"}
+    files.add("pkg/testing/__init__.py")
     roots = {"conftest.py", "tests/unit/conftest.py"}
     for source, found in (
         ("import os", set[str]()),

@@ -10,7 +10,7 @@ from woodshed.sandbox.remote.service import EgressLines
 
 
 def test_an_emptied_log_is_followed_from_its_beginning(tmp_path: Path) -> None:
-    """Until it was as long as before, its lines were lost; then a cut line failed a renewal of the lease."""
+    """New lines are passed on although the file is shorter than before, and a line that was cut is left out."""
     log, lease = tmp_path / "egress.jsonl", Lease("client")
 
     def add(*names: str) -> None:

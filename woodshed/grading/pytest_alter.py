@@ -140,6 +140,8 @@ class _Alter(ast.NodeTransformer):
         return _call(*(told or computed), record=record)
 
     def _is_given(self, value: ast.expr) -> bool:
+        """Return whether no code under test had a part in a value: it consists of constants of the test, and of what
+        Python's own functions make of them."""
         inner = [*ast.walk(value)]
         bound = {n.id for n in inner if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
         bound |= {n.arg for n in inner if isinstance(n, ast.arg)}
@@ -310,10 +312,12 @@ def _given(body: list[ast.stmt], known: frozenset[str] = frozenset()) -> frozens
     """Return the ``known`` names that statements do not bind to anything else, and those that they only assign to
     literals, or bind in loops over literals or such names. Functions and classes within them are left out."""
     found, others = set(known), set[str]()
-    for node in [*_statements(body)] * 2:  # again, because a loop may come before what it goes over is found
+    for node in [*_statements(body)] * 2:  # again: what a loop goes over may be bound to something else below it
         match node:
             case ast.Assign(targets=targets, value=value):
-                (found if _literal(value) else others).update(*map(_stored, targets))
+                # code under test may fill an empty container
+                given = _literal(value) and ast.literal_eval(value) not in ([], {}, set())
+                (found if given else others).update(*map(_stored, targets))
             case ast.For(target=target, iter=over) | ast.AsyncFor(target=target, iter=over):
                 given = _literal(over) or (isinstance(over, ast.Name) and over.id in found - others)
                 (found if given else others).update(_stored(target))

@@ -36,7 +36,7 @@ _LONGEST = 8192
 """Maximum characters of a text whose numbers are read; those of a run are shorter, unless a submission forged them."""
 _TRUTH = {"true": "1", "false": "0"}
 _ASKED = re.compile(r"\A(true|false)=")
-"""What stands before a value of which the test only asked whether it is true (``pytest_runner.py``)."""
+"""Prefix of a recorded value if the test only asks whether it is true (``pytest_runner.py``)."""
 
 
 @dataclass(frozen=True)
