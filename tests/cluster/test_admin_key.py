@@ -13,7 +13,7 @@ from woodshed.cluster.service import ADMIN_VARIABLE, read_admin_key
     "data", (b"# of the boxes\n0123456789abcdef", b"0123456789abcdef\xff", bytes(32), "schlüssel-0123456789".encode())
 )
 def test_a_key_that_no_header_can_hold_is_refused(tmp_path: Path, data: bytes) -> None:
-    """A server took it, and clients failed with a message that showed it."""
+    """Else a client's error message would show the key."""
     (tmp_path / "key").write_bytes(data)
     with pytest.raises(ValueError, match="key: not an admin key: write one line") as refused:
         read_admin_key(tmp_path / "key")

@@ -18,7 +18,7 @@ from woodshed.cluster.supervisor import free_ports
 
 @pytest.mark.parametrize("host", ("127.0.0.1", "::1"))
 def test_a_service_answers_at_the_url_that_it_announces(host: str) -> None:
-    """An IPv6 address was refused, although box servers are started on the IPv6 addresses of Ray nodes, too."""
+    """Box servers on Ray nodes may have IPv6 addresses."""
     if ":" in host:
         try:
             socket.create_server((host, 0), family=socket.AF_INET6).close()

@@ -48,7 +48,7 @@ def test_the_first_or_the_best_of_several() -> None:
 
 
 def test_baselines_are_ranked_on_the_tasks_that_all_of_them_have() -> None:
-    """A budget, or infrastructure errors, left one of them an easy task only."""
+    """One of them has only an easy task left, after a spent budget or infrastructure errors."""
     sft, rft, rl = policy("sft", {"a": 0.9}), policy("rft", {"a": 1.0, "b": 0.2}), policy("rl", {"a": 1.0, "b": 0.4})
     assert compared([sft, rft, rl], "sft", "rft") == [("rl", "rft", 0.1)]
     nothing = policy("none", {})

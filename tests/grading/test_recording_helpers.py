@@ -84,7 +84,7 @@ def task_of(path: Path, layers: Any, way: str) -> Task:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_what_a_helper_compares_is_recorded(tmp_path: Path, in_boxes: Any, way: str) -> None:
-    """Without that an altered test ends at the first comparison, and no value tells a fix from a table of answers."""
+    """An altered test goes on after a comparison in a helper, so values tell a fix from a table of answers."""
 
     async def run(backend: Any, layers: Any) -> None:
         task = task_of(tmp_path / "task", layers, way)

@@ -14,7 +14,7 @@ from woodshed.run.run import RunError, claim
 
 
 def test_a_run_directory_is_not_continued_elsewhere(tmp_path: Path) -> None:
-    """With ``--fresh`` the run itself was deleted, whatever ``--out`` said."""
+    """``--fresh`` deletes no run other than that in ``--out``."""
     run, other = tmp_path / "run", tmp_path / "other"
     run.mkdir()
     # It is refused even if ``--out`` is not looked at, so that this test starts no run.
@@ -34,7 +34,7 @@ def test_a_run_directory_is_not_continued_elsewhere(tmp_path: Path) -> None:
     ),
 )
 def test_what_a_run_starts_from_is_not_deleted(tmp_path: Path, field: str, value: str) -> None:
-    """With the run itself as ``policy.source``, its policy was deleted and the run did not end."""
+    """The policy that a run starts from may lie in the run itself."""
     (tmp_path / "policy" / "final").mkdir(parents=True)
     (tmp_path / "mine.jsonl").touch()
     recipe = dump_recipe(load_recipe("smoke"))

@@ -18,7 +18,7 @@ from woodshed.run.plan import Stage
 
 
 def test_a_clock_that_is_set_back_does_not_shorten_a_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stage took "-60:03"."""
+    """The clock is set back by an hour during a stage."""
     run, recipe = RunDirectory(tmp_path), load_recipe("smoke")
     set_back = tmp_path / "set-back"
     source = f"import pathlib, time; pathlib.Path({str(set_back)!r}).touch(); time.sleep(0.5)"

@@ -19,7 +19,7 @@ KEY = "key-of-this-test"
 
 
 def test_a_full_disk_of_a_host_is_named(tmp_path: Path) -> None:
-    """Clients only read "500 Internal Server Error"."""
+    """Clients read the path and the reason."""
     with small_disk(tmp_path / "disk", kib=64) as disk:
         layers = LayersIn(LayerStore(disk.place / "layers"), AdminKey(KEY), max_layer=1 << 20)
         app = Starlette(routes=[Route("/layers/{name}", layers, methods=["GET", "PUT"])])

@@ -28,8 +28,7 @@ STATE = {
 
 
 def test_a_slow_close_loses_no_other_box() -> None:
-    """The close of a box that was given up is abandoned after the time in which a silent host is lost. The commands
-    under way in other boxes on that host were failed with it."""
+    """Closing a box that was given up takes longer than the time in which a silent host counts as lost."""
 
     async def main() -> None:
         abandoned, renewed = asyncio.Event(), asyncio.Condition()

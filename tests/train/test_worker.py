@@ -283,7 +283,7 @@ def test_command_line_waits_for_batches_and_ends_on_sigterm(tmp_path: Path, poli
 
 
 def test_a_terminated_trainer_with_steps_left_is_started_again(tmp_path: Path, policy_dir: Path, make_batch) -> None:
-    """With status 0 it counted as finished, and the run waited for its next version for ever."""
+    """A supervisor takes status 0 for the end of training, and starts the trainer again otherwise."""
     config = configure(tmp_path, policy_dir, make_batch, steps=2, batches=1)
     path = tmp_path / "config.json"
     path.write_text(config.model_dump_json())
