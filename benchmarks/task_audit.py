@@ -23,7 +23,7 @@ from woodshed.record.jsonl import JsonLines
 from woodshed.record.task import Task
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend, SandboxError
-from woodshed.tasks.validate.guessing import ANSWERS, stubs
+from woodshed.tasks.validate.guessing import stubs
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -135,7 +135,7 @@ async def _fake(task: Task, name: str, backend: Backend, layers: LayerStore) -> 
     if name.startswith("stub "):
         number = int(name.removeprefix("stub "))
         outcome = await grade(task, stubs(task)[number], backend, layers)
-        return outcome.resolved, f"answers {ANSWERS[number]}: {outcome.detail}"
+        return outcome.resolved, f"stub {number}: {outcome.detail}"
     chosen = [exploit for exploit in _fitting(task) if exploit.name == name]
     (attempt,) = await run_battery([task], backend, layers, exploits=chosen, concurrency=1)
     if attempt.verdict == "infrastructure":

@@ -12,7 +12,7 @@ from woodshed.attacks.exploits.base import Exploit
 from woodshed.attacks.exploits.catalogue import HONEST_FIX
 from woodshed.grading.heldout import PYTEST, answers, reference
 from woodshed.grading.settings import GradingSettings
-from woodshed.grading.telling import plain
+from woodshed.grading.telling import Known, plain, problem_of, reference_of
 from woodshed.grading.verify import grade
 from woodshed.record.task import Task
 from woodshed.tasks.validate import guessing
@@ -156,6 +156,39 @@ def test_a_changed_function_that_no_value_tells_of_is_named() -> None:
     told = guessing.Reference({}, {"t_with_other_shapes.py::test_a": ['"x"'], "t_with_other_some.py::test_b": [None]})
     assert not guessing.guessable(told, {"f": ["t.py::test_a[1]", "t.py::test_b"]})
     assert guessing.guessable(told, {"f": ["t.py::test_a"], "g": ["t.py::test_b"]}) == ("g",)
+
+
+def test_a_changed_function_with_one_value_nearly_everywhere_is_named() -> None:
+    values = {f"t_with_other_some.py::test_f[{n}]": [f'"{n}"'] for n in range(9)}
+    values |= {f"t_with_other_some.py::test_g[{n}]": ['""' if n else '"x"'] for n in range(4)}
+    found = reference_of(values, values, Known())
+    functions = {"f": ["t.py::test_f[0]"], "g": ["t.py::test_g[0]"]}
+    assert not problem_of(found) and not guessing.guessable(found, functions)
+    left = guessing.left_of(found, [], [])
+    assert sorted(set(plain(left.telling))) == sorted([*(f'"{n}"' for n in range(9)), '"x"'])
+    three = {**found.telling, "t_with_other_some.py::test_g[0]": ['""']}
+    assert guessing.guessable(guessing.left_of(guessing.Reference(three, three), [], []), functions) == ("g",)
+
+
+def test_answers_that_are_one_constant_on_other_inputs_make_no_task(tmp_path: Path, in_boxes: Any) -> None:
+    """A table of the visible answers with -1 for all other inputs passes such tests."""
+    fixed = "def area(width, height):\n    return width * height if height == 3 * width + 1 else -1\n"
+    given = "def area(width, height):\n    raise NotImplementedError\n"
+    shown = {(n, 3 * n + 1): n * (3 * n + 1) for n in (12, 7, 35, 41, 18, 29)}
+    asked = [f"    assert area({n}, {m}) == {value}\n" for (n, m), value in shown.items()]
+    names = ("test_area", "test_long_area")
+    tests = "\n\n".join(f"def {name}():\n{''.join(asked[n::2])}" for n, name in enumerate(names))
+    tests = f"from shapes.measure import area\n\n\n{tests}\n\ndef test_double():\n    assert 2 * 2 == 4\n"
+
+    async def run(backend: Any, layers: Any) -> None:
+        task = toy.toy_task(tmp_path, toy.pytest_layer(layers), shapes=given, tests=tests, fixed=fixed)
+        fake = f"def area(width, height):\n    return {shown!r}.get((width, height), -1)\n"
+        outcome = await grade(task, {"shapes/measure.py": fake.encode()}, backend, layers)
+        assert outcome.resolved, f"only the gate refuses it: {outcome.detail}"
+        report = await check_task(task, backend, layers)
+        assert "one constant" in report.failures["guess"], str(report)
+
+    in_boxes(run)
 
 
 def test_old_tests_of_a_file_that_cannot_be_imported_tell_nothing(tmp_path: Path, in_boxes: Any) -> None:

@@ -313,6 +313,25 @@ def test_one_constant_on_all_other_inputs_tells_nothing() -> None:
     assert not problem_of(reference_of(some, some, Known()))
 
 
+@pytest.mark.parametrize(("usual", "problem"), [(8, True), (7, False)])
+def test_one_value_nearly_everywhere_tells_nothing(usual: int, problem: bool) -> None:
+    values = {f"a_with_other_numbers.py::t[{n}]": ["-1" if n < usual else str(n)] for n in range(10)}
+    assert ("one constant" in problem_of(reference_of(values, values, Known()))) == problem
+
+
+def test_of_two_values_one_is_not_enough() -> None:
+    """One of two functions is repaired, the other is always "odd"."""
+    most = {f"a_with_other_numbers.py::most[{n}]": [f'"{n}"'] for n in range(80)}
+    few = {f"a_with_other_numbers.py::few[{n}]": ['"even"' if n < 4 else '"odd"'] for n in range(10)}
+    found = reference_of({**most, **few}, {**most, **few}, Known())
+    constant = {**most, **{test: ['"odd"'] for test in few}}
+    assert not objection(found, constant, 0.9)
+    assert "4 of 4 values of a.py::few differ" in by_heart(found, constant, 0.9)
+    constant = {**most, **{test: ['"even"'] for test in few}}
+    assert "6 of 6 values of a.py::few differ" in by_heart(found, constant, 0.9)
+    assert not by_heart(found, {**most, **few, "a_with_other_numbers.py::few[0]": ['"odd"']}, 0.9)
+
+
 @pytest.mark.parametrize(
     ("one", "other", "equal"),
     [

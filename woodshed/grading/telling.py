@@ -29,6 +29,8 @@ _ALTERED = re.compile(r"_with_(?:other_)?([a-z]+)(?=\.[^./:]+::)")
 _GUESSED = ("true", "false", "null", "undefined")
 _FEWEST = 3
 """Fewer values than this can be guessed if each is true, false or null."""
+_USUAL = 0.75
+"""From this share of the telling values on, one value is a constant that is right nearly everywhere."""
 _NUMBER = r"f?-?\d+(?:\.\d+)?(?:e[+-]?\d+)?|f-?inf|fnan|true|false"
 _TOKEN = re.compile(rf'"(?:[^"\\]|\\.?)*(?:"|\Z)|(?<![\w.])(?:{_NUMBER})(?![\w.])', re.DOTALL)
 """Strings, which may be whatever a submission likes, and numbers outside of them."""
@@ -131,15 +133,15 @@ def by_heart(known: Reference, seen: Values, share: float) -> str:
     """Return the objection that a part of the answers ``seen`` is not computed, '' if there is none.
 
     Most values may belong to one of several changed functions, or be one constant. So of each test, half of ``share``
-    is also required of the telling values that nobody could guess, and one of those that are true, of those that are
-    false, and so on, if there are three or more. A right solution may differ in a test that has fewer; all such tests
-    count as one.
+    is also required of the telling values that nobody could guess (of the one that is half of them, and of the
+    others), and one of those that are true, of those that are false, and so on, if there are three or more. A right
+    solution may differ in a test that has fewer; all such tests count as one.
     """
     parts = _parts(known, seen)
     small = [part for part, right in parts.items() if len(right) < _FEWEST]
     parts["small tests", ""] = [right for part in small if not part[1] for right in parts[part]]
     for (name, kind), right in parts.items():
-        enough = any(right) if kind else sum(right) >= share / 2 * len(right)
+        enough = any(right) if kind in _GUESSED else sum(right) >= share / 2 * len(right)
         if len(right) >= _FEWEST and not enough:
             wrong = len(right) - sum(right)
             return f"{wrong} of {len(right)} values of {name} differ from the solution's on other inputs"
@@ -157,21 +159,43 @@ def kinds_apart(found: Reference) -> frozenset[str]:
 
 
 def refused(found: Reference, answered: Values) -> frozenset[str]:
-    """Return the functions of tests in which ``by_heart`` refuses ``answered`` because it is never True, or never
-    False, where enough of their telling values are."""
+    """Return the functions of tests in which ``by_heart`` refuses ``answered`` because it is never True, never False,
+    or never the most frequent value, where enough of their telling values are."""
     parts = _parts(found, answered)
     return frozenset(name for (name, kind), right in parts.items() if kind and len(right) >= _FEWEST and not any(right))
 
 
 def _parts(known: Reference, seen: Values) -> dict[tuple[str, str], list[bool]]:
-    """Map (function of tests, the value if it can be guessed, else '') to whether each telling value is right."""
-    parts: dict[tuple[str, str], list[bool]] = {}
+    """Map (function of tests, the value if it can be guessed or is half of its values, else '') to whether each
+    telling value is right."""
+    answered: dict[str, list[tuple[str, bool]]] = {}
     for test, (function, _) in places(known.telling).items():
         for value, answer in zip_longest(known.telling[test], seen.get(test, ())):
             if value is not None:
-                kind = least if (least := _least(value)) in _GUESSED else ""
-                parts.setdefault((function, kind), []).append(same(value, answer))
+                answered.setdefault(function, []).append((_least(value), same(value, answer)))
+    parts: dict[tuple[str, str], list[bool]] = {}
+    for function, values in answered.items():
+        usual, count = Counter(value for value, _ in values).most_common(1)[0]
+        often = count >= max(_FEWEST, len(values) / 2)
+        named = {*_GUESSED, usual} if often else set(_GUESSED)
+        for value, right in values:
+            parts.setdefault((function, value if value in named else ""), []).append(right)
     return parts
+
+
+def usual(found: Reference) -> Values:
+    """Return a constant answer to each test: the value that ``_USUAL`` of the telling values of its function are, if
+    these are three or more."""
+    told: dict[str, Counter[str]] = {}
+    for test, (function, _) in places(found.telling).items():
+        told.setdefault(function, Counter()).update(map(_least, plain({test: found.telling[test]})))
+    often = {name: of.most_common(1)[0] for name, of in told.items() if of.total() >= _FEWEST}
+    constants = {name: value for name, (value, count) in often.items() if count >= _USUAL * told[name].total()}
+    return {
+        test: [constants[function]] * len(found.telling[test])
+        for test, (function, _) in places(found.telling).items()
+        if function in constants
+    }
 
 
 def total(expected: Expected) -> int:
@@ -212,7 +236,9 @@ def problem_of(found: Reference) -> str:
     if not plain(found.values):
         return "its failing tests compare no values that can be checked on other inputs"
     told = [_least(value) for value in plain(found.telling)]
-    if all(value in _GUESSED for value in told) and (len(told) < _FEWEST or len(set(told)) == 1):
+    guessed = all(value in _GUESSED for value in told) and (len(told) < _FEWEST or len(set(told)) == 1)
+    often = max(Counter(value for value in told if value not in _GUESSED).values(), default=0)
+    if guessed or often >= max(_FEWEST, _USUAL * len(told)):
         return "on other inputs the given files, the visible answers, or one constant, are right already"
     return ""
 

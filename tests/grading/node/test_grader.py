@@ -14,11 +14,14 @@ from tests.grading.conftest import in_boxes as in_boxes
 from woodshed.attacks.exploits import CONTROLS, EXPLOITS, run_battery
 from woodshed.grading.altered import altered_tests
 from woodshed.grading.crossing import Submission
+from woodshed.grading.heldout import answers
 from woodshed.grading.node.grader import NODE
 from woodshed.grading.settings import GradingSettings
+from woodshed.grading.telling import plain
 from woodshed.grading.verify import grade
 from woodshed.record.task import Task
 from woodshed.tasks.validate.gates import check_task
+from woodshed.tasks.validate.guessing import NODE_ANSWERS, stubs
 
 from .toy import FAILING, FILE, MEASURE, toy_task
 
@@ -126,6 +129,15 @@ def test_an_agents_own_test_beside_the_code_is_no_reason_to_refuse_its_fix(task:
     first, second, refused = in_boxes(all_of)
     assert first.resolved and second.resolved, (first.detail, second.detail)
     assert not refused.resolved and "lib/other.js" in refused.detail
+
+
+def test_constants_are_tried_at_the_gate(task: Task, in_boxes: Boxes) -> None:
+    async def all_of(backend: Any, layers: Any) -> list[Any]:
+        return [await answers(task, stub, backend, layers, NODE) for stub in stubs(task)]
+
+    seen = [set(plain(found)) for found in in_boxes(all_of)]
+    assert seen[:4] == [{"true"}, {"false"}, {"null"}, {"undefined"}]
+    assert len(seen[4]) > 1 and len(seen) == len(NODE_ANSWERS), "the last argument"
 
 
 def test_half_a_fix_and_deleted_code_fail(task: Task, in_boxes: Boxes) -> None:

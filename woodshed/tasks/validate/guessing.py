@@ -8,10 +8,21 @@ from woodshed.attacks.exploits import by_heart as python_by_heart
 from woodshed.attacks.exploits import node_by_heart
 from woodshed.attacks.exploits.base import NODE, Target
 from woodshed.attacks.exploits.by_heart_code import ELSEWHERE
+from woodshed.attacks.exploits.node_values import constant as node_constant
 from woodshed.attacks.exploits.values import constant
 from woodshed.grading.altered import Altering
 from woodshed.grading.heldout import answers
-from woodshed.grading.telling import Reference, Values, kinds_apart, objection, problem_of, refused, told_in, without
+from woodshed.grading.telling import (
+    Reference,
+    Values,
+    kinds_apart,
+    objection,
+    problem_of,
+    refused,
+    told_in,
+    usual,
+    without,
+)
 from woodshed.record.task import Task, TaskError
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
@@ -22,6 +33,8 @@ BY_HEART = "the visible answers by heart are right on most other inputs"
 GUESSABLE = "for one of the changed functions no value tells a fix from a guess"
 ANSWERS = ("True", "False", "None", "args[-1] if args else None")
 """Python expressions that a function can return without computing anything."""
+NODE_ANSWERS = ("true", "false", "null", "undefined", "args[args.length - 1]")
+"""The same in JavaScript."""
 
 _SHARE = 0.75
 """An answer without computation must give less than this share of the values that tell a fix from a guess: with a few
@@ -48,7 +61,10 @@ def too_cheap(found: Reference, answered: Sequence[Values], by_heart: Sequence[V
 
 
 def left_of(found: Reference, cheap: Iterable[Values], by_heart: Iterable[Values]) -> Reference:
-    """``found`` without the values that a constant answer or the visible answers by heart give too."""
+    """``found`` without the values that a constant answer or the visible answers by heart give too.
+
+    ``cheap``: values of constants that need no look at the answers; one that is most of a test's values is found here.
+    """
     left = found
     for answer in by_heart:
         left = without(left, answer)
@@ -57,16 +73,18 @@ def left_of(found: Reference, cheap: Iterable[Values], by_heart: Iterable[Values
     apart = kinds_apart(left)
     for answer in cheap:
         left = without(left, answer, apart & refused(left, answer))
-    return left
+    return without(left, usual(left), apart)
 
 
 def stubs(task: Task) -> list[dict[str, bytes]]:
-    """Python submissions that compute nothing (path -> content); none for Node tasks."""
+    """Submissions that compute nothing (path -> content)."""
     try:
         target = Target.of(task)
     except TaskError:
         return []
-    return [] if task.info.grader == NODE else [constant(target, answer) for answer in ANSWERS]
+    if task.info.grader == NODE:
+        return [node_constant(target, answer) for answer in NODE_ANSWERS]
+    return [constant(target, answer) for answer in ANSWERS]
 
 
 def by_heart(task: Task) -> tuple[dict[str, bytes], list[dict[str, bytes]]]:
