@@ -205,6 +205,7 @@ def test_what_the_test_itself_expects_is_not_noted() -> None:
         ("assert sorted(known) == g(1)", "g(1)"),
         ("rows = f(1)\n    for row in rows:\n        assert len(row) == g(row)", "len(row), g(row)"),
         ("with f(1) as x:\n        assert str(x) == g(1)", "str(x), g(1)"),
+        ("x = [2]\n    match f(1):\n        case [*x]:\n            assert str(x) == g(1)", "str(x), g(1)"),
         ("assert all(x for x in f(1)) == all(x for x in [1])", "all((x for x in (f(1))))"),
     ],
 )
@@ -218,7 +219,12 @@ def test_what_python_alone_computes_from_constants_is_not_recorded(body: str, re
     )
 
 
-@pytest.mark.parametrize("line", ["from funcy import all", "from funcy import *", "import funcy as all", "all = f(1)"])
+MATCH = "match f(1):\n    case {**all}:\n        pass"
+
+
+@pytest.mark.parametrize(
+    "line", ["from funcy import all", "from funcy import *", "import funcy as all", "all = f(1)", MATCH]
+)
 def test_a_name_of_python_that_a_file_binds_itself_may_be_under_test(line: str) -> None:
     body = "def test_it():\n    assert all([2]) == g(1)\n"
     assert "woodshed_seen(g(1))" in (alter(body, "same") or "")

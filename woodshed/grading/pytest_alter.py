@@ -346,8 +346,20 @@ def _stored(node: ast.AST) -> set[str]:
     """Return the names that a part of a statement binds, without the variables of comprehensions."""
     inner = [*ast.walk(node)]
     own = {id(name) for part in inner if isinstance(part, ast.comprehension) for name in ast.walk(part.target)}
-    stored = (name for name in inner if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store))
-    return {name.id for name in stored if id(name) not in own}
+    return {name for part in inner if id(part) not in own for name in _binds(part)}
+
+
+def _binds(node: ast.AST) -> tuple[str, ...]:
+    """Return the name that one node of an assignment or of a pattern binds."""
+    match node:
+        case (
+            ast.Name(id=str(name), ctx=ast.Store())
+            | ast.MatchAs(name=str(name))
+            | ast.MatchStar(name=str(name))
+            | ast.MatchMapping(rest=str(name))
+        ):
+            return (name,)
+    return ()
 
 
 def _caught(function: ast.AST) -> frozenset[str]:
@@ -390,8 +402,8 @@ def _pure(tree: ast.Module) -> frozenset[str]:
                 (found if not level and module in _PURE_MODULES else others).update(names)
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                 others.add(name)
-            case ast.Name(id=name, ctx=ast.Store()):
-                others.add(name)
+            case _:
+                others.update(_binds(node))
     return frozenset() if "*" in others else frozenset(found - others)
 
 
