@@ -8,7 +8,7 @@ import math
 import pytest
 
 from woodshed.evaluate.arms import AFTER, ALONE, BEFORE, OTHER, REJECTION, best_baseline, stage_of, titles
-from woodshed.evaluate.sweep import best_temperature, choose_temperature, means_over_shared_tasks
+from woodshed.evaluate.sweep import best_temperature, check_told, choose_temperature, means_over_shared_tasks
 from woodshed.record.trajectory import ToolEvent
 from woodshed.rollout.attempts import attempt_rates, attempts, rate_if_fresh, suite_passed, wasted_calls
 from woodshed.stages.demonstrations import ends_tested
@@ -138,4 +138,11 @@ def test_a_temperature_that_lost_a_hard_task_is_not_the_best_for_it() -> None:
     chosen, tried = asyncio.run(choose_temperature((0.3, 0.6, 1.0), samples))
     assert chosen == 0.6 and (tried[0.3], tried[0.6]) == (0.5, 1.0) and math.isnan(tried[1.0])
     assert asyncio.run(choose_temperature((0.3,), samples)) == (0.3, {})
+
+
+def test_lost_development_samples_choose_nothing() -> None:
+    check_told({})
+    check_told({0.3: math.nan, 1.0: 0.0})
+    with pytest.raises(ValueError, match="no sample on the development tasks ended"):
+        check_told({0.3: math.nan, 1.0: math.nan})
     assert means_over_shared_tasks([{"a": [True]}, {"b": [False]}]) == [1.0, 0.0], "none is shared"

@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -93,6 +94,29 @@ def test_boxes_spread_and_forks_stay(with_backend: Callable[..., Any], hosts: li
             await backend.fork(snapshot)
 
     with_backend(body)
+
+
+def test_a_host_that_makes_no_boxes_is_not_given_all_of_them(hosts: list[BoxHost], tmp_path: Path) -> None:
+    """It fails at once, so it is always the one with the fewest boxes."""
+    broken = BoxHost(tmp_path / "broken").wait()
+    shutil.rmtree(broken.state / "now")
+    (broken.state / "now").write_text("no folder")
+
+    async def main() -> list[Any]:
+        backend = placed(broken, hosts[1])
+        try:
+            made = [await asyncio.gather(backend.create(BoxSpec()), return_exceptions=True) for _ in range(6)]
+            return [one for (one,) in made]
+        finally:
+            await backend.close()
+
+    try:
+        made = asyncio.run(main())
+    finally:
+        broken.stop()
+    failed = [one for one in made if isinstance(one, BaseException)]
+    assert len(failed) == 1 and isinstance(failed[0], SandboxError), made
+    assert {box.stats()["host"] for box in made if box not in failed} == {hosts[1].url}
 
 
 def test_who_stops_waiting_stops_the_command_and_leaves_no_box(

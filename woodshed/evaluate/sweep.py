@@ -32,6 +32,15 @@ async def choose_temperature(
     return best_temperature(tried), tried
 
 
+def check_told(tried: Mapping[float, float]) -> None:
+    """Raise ValueError if temperatures were tried and none has a sample, so that none is the best."""
+    if tried and all(map(math.isnan, tried.values())):
+        raise ValueError(
+            "evaluate.temperatures: no sample on the development tasks ended, so no temperature can be chosen; see the "
+            "errors of these episodes, or name a single temperature"
+        )
+
+
 def means_over_shared_tasks(results: Sequence[Mapping[Key, Sequence[bool]]]) -> list[float]:
     """Return pass@1 of each result over the tasks that all have samples of, so that one which lost its hardest tasks is
     not the best; nan for results without samples. If there is no such task, each has its own."""

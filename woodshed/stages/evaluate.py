@@ -9,7 +9,7 @@ import uvloop
 
 from woodshed.evaluate.arms import AFTER, ALONE, BEFORE, OTHER, REJECTION, stage_of
 from woodshed.evaluate.run import Sofar, evaluate
-from woodshed.evaluate.sweep import choose_temperature, draw_by_digest, mean_over_tasks
+from woodshed.evaluate.sweep import check_told, choose_temperature, draw_by_digest, mean_over_tasks
 from woodshed.recipe.recipe import Recipe
 from woodshed.recipe.rounds import round_of
 from woodshed.record.run_directory import RunDirectory
@@ -86,6 +86,10 @@ async def _evaluate(recipe: Recipe, run: RunDirectory, name: str) -> None:
         choice = run.read_result_of(f"{name}-temperature")
         if not choice:
             temperature, tried = await choose_temperature(settings.temperatures, on_dev)
+            try:
+                check_told(tried)
+            except ValueError as error:
+                raise RunFailing(str(error)) from None
             choice = {"temperature": temperature, "dev_pass1": {f"{at:g}": value for at, value in tried.items()}}
             # Development samples that were lost are run again after a kill, and must not change the choice by then.
             run.write_result_of(f"{name}-temperature", choice)

@@ -18,7 +18,7 @@ from woodshed.evaluate.run import Sofar, evaluate, plan_samples
 from woodshed.evaluate.submissions import SubmissionStore
 from woodshed.evaluate.suites.base import Suite, SuiteContext, SuiteError
 from woodshed.evaluate.suites.by_name import load_suites
-from woodshed.evaluate.sweep import choose_temperature
+from woodshed.evaluate.sweep import check_told, choose_temperature
 from woodshed.monitors.judge import JudgeError
 from woodshed.record.run_directory import DirectoryError
 from woodshed.record.task import Task, TaskError
@@ -229,6 +229,7 @@ async def _choose(work: Work, number: int, contestant: Contestant, arena: Arena)
     choice = await choose_temperature(work.wishes.temperatures, on_development)
     if choice[1] and not work.budget.may_start():
         return None
+    check_told(choice[1])
     note_choice(work.folder, contestant.name, choice)
     return choice
 

@@ -1,8 +1,8 @@
 """Places boxes on several hosts: a box on the host with the fewest boxes per processor, a fork where its snapshot is.
 
-A host that does not answer gets no new boxes until it does. Boxes that were there fail with SandboxError; a retry gets
-a box on another host. The set of hosts may change: a run that places hosts lists them in a file (``PlacedHosts``), and
-the placement follows that file.
+A host that does not answer gets no new boxes until it does, and one that fails to make a box comes last for a while.
+Boxes that were there fail with SandboxError; a retry gets a box on another host. The set of hosts may change: a run
+that places hosts lists them in a file (``PlacedHosts``), and the placement follows that file.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ from woodshed.sandbox.protocol import Backend, BoxSpec, Probe, Sandbox, SandboxE
 from .wire import HostLost
 
 _LOOK = 0.1
+_AVOIDED = 30.0
+"""Seconds for which a host that failed to make a box comes last. One that fails all at once is the emptiest, and would
+otherwise be given every box."""
 log = logging.getLogger(__name__)
 
 
@@ -97,6 +100,7 @@ class Placement:
                 raise ValueError("sandbox.hosts: name at least one host, and none twice")
             self._present = lambda: places
         self._starting: Counter[str] = Counter()
+        self._failed: dict[str, float] = {}
         self._opened: asyncio.Task[None] | None = None
         self._leaving: set[asyncio.Task[None]] = set()
 
@@ -129,6 +133,9 @@ class Placement:
                     if time.monotonic() > deadline:
                         raise
                     log.warning("a box is made elsewhere: %s", error)
+                except SandboxError:
+                    self._failed[place.where] = time.monotonic()
+                    raise
                 finally:
                     self._starting[place.where] -= 1
             elif time.monotonic() > deadline:
@@ -158,9 +165,10 @@ class Placement:
         self._places = present
         return present
 
-    def _cost(self, place: Place) -> tuple[bool, float]:
+    def _cost(self, place: Place) -> tuple[bool, bool, float]:
         living, processors, short = place.load()
-        return bool(short), (living + self._starting[place.where]) / processors
+        failed = time.monotonic() - self._failed.get(place.where, -_AVOIDED) < _AVOIDED
+        return failed, bool(short), (living + self._starting[place.where]) / processors
 
     async def _open(self) -> None:
         """Get the state of every host once, before the first box is placed."""
