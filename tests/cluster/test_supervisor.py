@@ -93,6 +93,26 @@ def test_the_same_error_twice_is_not_tried_a_third_time(source: str, starts: int
     assert until_it_fails(Program("odd", ["-c", source], tmp_path / "log", max_restarts=3))[1] == starts
 
 
+@pytest.mark.parametrize(("error", "ends"), [("'no such split'", True), ("time.time_ns()", False)])
+def test_long_runs_that_end_in_the_same_error_are_counted(
+    error: str, ends: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("woodshed.cluster.supervisor._SETTLED", 0.0)
+    supervisor = Supervisor()
+    source = f"import time; raise ValueError({error})"
+    supervisor.start(Program("late", ["-c", source], tmp_path / "log", max_restarts=3))
+    starts = 1
+    try:
+        while starts < 7:
+            starts += len(supervisor.check())
+            time.sleep(0.02)
+    except ProgramFailed as failed:
+        assert "ValueError: no such split" in str(failed)
+    finally:
+        supervisor.stop()
+    assert starts == (4 if ends else 7)
+
+
 def test_children_die_with_a_killed_parent(tmp_path: Path) -> None:
     script = (
         "import sys, time; from pathlib import Path\n"

@@ -33,6 +33,8 @@ _READ = 4 << 20
 """Maximum number of bytes at the end of a log, which may have grown for weeks, that are searched for the reason."""
 
 _TRACEBACK = "Traceback (most recent call last)"
+_SETTLED = 60.0
+"""A run of more than these seconds made progress, so that its program may be restarted as often as at first."""
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -45,7 +47,7 @@ class ProgramFailed(Exception):
 class Program:
     """``argv`` after the Python interpreter; ``log`` gets stdout and stderr; ``fatal`` exit codes are not retried.
 
-    ``failure`` is the error that ended its last run, empty after a run that was killed or lasted for a minute.
+    ``failure`` is the error that ended its last run, empty if that was killed.
     """
 
     name: str
@@ -94,7 +96,8 @@ class Supervisor:
         """Restart programs that died and return their names.
 
         Raises ProgramFailed when a program keeps dying, and at once when a restart is pointless: after a programming
-        error, or the same error as in the run before.
+        error, or the same error as in the run before. After a run of a minute that error only counts as a restart,
+        where another one begins the count anew: a program that fails at its end is not restarted for ever.
         """
         restarted = []
         for program in self.programs.values():
@@ -105,10 +108,12 @@ class Supervisor:
             if code == 0:
                 program.done = True
                 continue
-            if time.monotonic() - program.started > 60:
-                program.restarts, program.failure = 0, ""
             before, program.failure = program.failure, _error(program) if code > 0 else ""
-            if code not in program.fatal and _is_deterministic(program.failure, before):
+            repeated = _is_deterministic(program.failure, before)
+            if time.monotonic() - program.started > _SETTLED:
+                program.restarts = program.restarts if repeated else 0
+                repeated = _is_deterministic(program.failure, "")
+            if code not in program.fatal and repeated:
                 frames = last_words(program.log, program.log_start, frames=_FRAMES)
                 raise ProgramFailed(f"{program.name} fails in the same way at every start, so it ends here\n{frames}")
             if code in program.fatal or program.restarts >= program.max_restarts:
