@@ -1,5 +1,5 @@
 """Run the main job and its baselines with several seeds: ``python benchmarks/laptop.py [--seeds 0 1 2]``.
-``--recipe evening`` does the same with that recipe, for an hour and a half per seed and as much for its baselines.
+``--recipe evening`` does the same with that recipe, for two hours per seed and one and a half for its baselines.
 
 Each seed draws its own tasks, demonstrations, initial weights and samples; development and held-out tasks are the same
 in all. Every policy is sampled at its best temperature on the development tasks; a gain is over the best of the

@@ -225,6 +225,7 @@ def svg(figure: Figure, axis: Any) -> str:
 PLOTS: Sequence[tuple[str, str, Callable[[dict[str, Any]], str | None]]] = (
     ("baselines", "laptop", baselines),
     ("rounds", "evening", rounds),
+    ("rounds_small", "evening_small", rounds),
     ("trials", "research", trials),
     ("ablations", "ablations", ablations),
     ("tokens_per_solved", "ablations", tokens_per_solved),
