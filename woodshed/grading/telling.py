@@ -183,21 +183,6 @@ def _parts(known: Reference, seen: Values) -> dict[tuple[str, str], list[bool]]:
     return parts
 
 
-def usual(found: Reference) -> Values:
-    """Return a constant answer to each test: the value that ``_USUAL`` of the telling values of its function are, if
-    these are three or more."""
-    told: dict[str, Counter[str]] = {}
-    for test, (function, _) in places(found.telling).items():
-        told.setdefault(function, Counter()).update(map(_least, plain({test: found.telling[test]})))
-    often = {name: of.most_common(1)[0] for name, of in told.items() if of.total() >= _FEWEST}
-    constants = {name: value for name, (value, count) in often.items() if count >= _USUAL * told[name].total()}
-    return {
-        test: [constants[function]] * len(found.telling[test])
-        for test, (function, _) in places(found.telling).items()
-        if function in constants
-    }
-
-
 def total(expected: Expected) -> int:
     """Number of known values."""
     return sum(value is not None for values in expected.values() for value in values)
@@ -237,15 +222,24 @@ def problem_of(found: Reference) -> str:
         return "its failing tests compare no values that can be checked on other inputs"
     told = [_least(value) for value in plain(found.telling)]
     guessed = all(value in _GUESSED for value in told) and (len(told) < _FEWEST or len(set(told)) == 1)
-    often = max(Counter(value for value in told if value not in _GUESSED).values(), default=0)
-    if guessed or often >= max(_FEWEST, _USUAL * len(told)):
+    if guessed or one_nearly_everywhere(told):
         return "on other inputs the given files, the visible answers, or one constant, are right already"
     return ""
 
 
-def told_in(found: Reference) -> frozenset[str]:
-    """Return the tests (ids of the task, without parameters) with at least one telling value."""
-    return frozenset(place for test, (place, _) in places(found.telling).items() if plain({test: found.telling[test]}))
+def one_nearly_everywhere(told: Sequence[str]) -> bool:
+    """Return whether ``_USUAL`` of three or more telling values are one, which is not True, False or None."""
+    often = max(Counter(value for value in told if value not in _GUESSED).values(), default=0)
+    return often >= max(_FEWEST, _USUAL * len(told))
+
+
+def told_in(found: Reference) -> dict[str, list[str]]:
+    """Map the tests (ids of the task, without parameters) that have telling values to the simplest texts of these."""
+    told: dict[str, list[str]] = {}
+    for test, (place, _) in places(found.telling).items():
+        if values := plain({test: found.telling[test]}):
+            told.setdefault(place, []).extend(map(_least, values))
+    return told
 
 
 def places(tests: Iterable[str]) -> dict[str, tuple[str, int]]:

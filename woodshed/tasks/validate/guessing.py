@@ -17,10 +17,10 @@ from woodshed.grading.telling import (
     Values,
     kinds_apart,
     objection,
+    one_nearly_everywhere,
     problem_of,
     refused,
     told_in,
-    usual,
     without,
 )
 from woodshed.record.task import Task, TaskError
@@ -42,10 +42,14 @@ more answers by heart it would give all of them."""
 
 
 def guessable(found: Reference, functions: Mapping[str, Iterable[str]]) -> tuple[str, ...]:
-    """Return the ``functions`` (name -> tests that run it) that a table of answers could replace: none of their tests
-    has a value that tells a fix from a guess."""
-    told = told_in(found)
-    return tuple(name for name, tests in functions.items() if not any(test.partition("[")[0] in told for test in tests))
+    """Return the ``functions`` (name -> tests that run it) that a table of answers, perhaps with a constant for all
+    other inputs, could replace: their tests have no value that tells a fix from a guess, or nearly always the same."""
+    told, replaceable = told_in(found), []
+    for name, tests in functions.items():
+        values = [value for test in {t.partition("[")[0] for t in tests} for value in told.get(test, ())]
+        if not values or one_nearly_everywhere(values):
+            replaceable.append(name)
+    return tuple(replaceable)
 
 
 def too_cheap(found: Reference, answered: Sequence[Values], by_heart: Sequence[Values]) -> str:
@@ -61,10 +65,7 @@ def too_cheap(found: Reference, answered: Sequence[Values], by_heart: Sequence[V
 
 
 def left_of(found: Reference, cheap: Iterable[Values], by_heart: Iterable[Values]) -> Reference:
-    """``found`` without the values that a constant answer or the visible answers by heart give too.
-
-    ``cheap``: values of constants that need no look at the answers; one that is most of a test's values is found here.
-    """
+    """``found`` without the values that a constant answer or the visible answers by heart give too."""
     left = found
     for answer in by_heart:
         left = without(left, answer)
@@ -73,7 +74,7 @@ def left_of(found: Reference, cheap: Iterable[Values], by_heart: Iterable[Values
     apart = kinds_apart(left)
     for answer in cheap:
         left = without(left, answer, apart & refused(left, answer))
-    return without(left, usual(left), apart)
+    return left
 
 
 def stubs(task: Task) -> list[dict[str, bytes]]:
