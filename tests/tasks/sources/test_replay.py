@@ -12,6 +12,7 @@ from woodshed.tasks.generators.packages.report import BuildReport
 from woodshed.tasks.languages.python import changed_functions
 from woodshed.tasks.packages.history import Commit, cleaned, parse_log, replayable
 from woodshed.tasks.packages.index import PackageError
+from woodshed.tasks.sources.repository import Objects, write_bundle
 from woodshed.tasks.validate.check import check_folders
 
 from . import repos
@@ -206,6 +207,23 @@ def test_which_commits_are_worth_trying() -> None:
     ]
     assert replayable([good, *bad], ("src",), ("tests",)) == [good]
     assert parse_log(b"") == []
+
+
+def test_bytes_that_begin_a_commit_may_stand_in_messages_and_paths(tmp_path: Path) -> None:
+    folder = tmp_path / "r"
+    repos.repository(folder, {"a.py": b"one\n"})
+    repos.write(folder, {"a.py": b"two\n", "tab\there.py": b"x\n", "\x01.py": b"y\n"})
+    repos.git(folder, "add", "-A")
+    repos.git(folder, "commit", "-q", "-m", f"Let a() take \x01 lists\n\n\x01{'0' * 40}\n\x01")
+    newest = repos.git(folder, "rev-parse", "HEAD")
+    write_bundle(str(folder), newest, tmp_path / "bundle")
+    objects = Objects(tmp_path / "bundle")
+    try:
+        (found,) = objects.log(newest)
+    finally:
+        objects.close()
+    assert found.message.startswith("Let a() take \x01 lists") and found.lines == 4
+    assert sorted(found.files) == ["\x01.py", "a.py", "tab\there.py"]
 
 
 def test_messages_are_cleaned() -> None:

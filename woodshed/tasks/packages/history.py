@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from woodshed.tasks.settings import ReplaySettings
@@ -28,6 +28,8 @@ class Commit:
     date: str = ""
 
 
+_HEAD = re.compile("\x01[0-9a-f]{40,64}")
+"""First field of a commit. Messages and paths may hold such bytes, too, but only NUL ends a field."""
 _FORM = ("--no-renames", "--numstat", "-z", "--date=format-local:%Y-%m-%dT%H:%M:%SZ")
 _FORMAT = "--format=%x01%H%x00%P%x00%cd%x00%B%x00"
 LOG = ("log", "--no-merges", *_FORM, _FORMAT)
@@ -39,9 +41,13 @@ LOG_FIRST_PARENT = ("log", "--first-parent", "--diff-merges=first-parent", *_FOR
 def parse_log(output: bytes) -> list[Commit]:
     """The commits of ``git log``, newest first, without roots and without binary changes."""
     found = []
-    for record in output.decode("utf-8", "replace").split("\x01")[1:]:
-        commit, parents, date, message, *rest = record.split("\0")
-        stats = [line.strip("\n").split("\t") for line in rest if line.count("\t") == 2]
+    fields = iter(output.decode("utf-8", "replace").split("\0"))
+    following = _next_commit(fields, [])
+    while commit := following:
+        parents, date, message = (next(fields, "") for _ in range(3))
+        changes: list[str] = []
+        following = _next_commit(fields, changes)
+        stats = [line.lstrip("\n").split("\t", 2) for line in changes if line.count("\t") >= 2]
         if not parents or not stats:
             continue
         lines = sum(int(added) + int(removed) for added, removed, _ in stats if added.isdigit())
@@ -56,6 +62,15 @@ def parse_log(output: bytes) -> list[Commit]:
             )
         )
     return found
+
+
+def _next_commit(fields: Iterator[str], before: list[str]) -> str:
+    """Return the id of the next commit, or "" at the end. Fields before it are appended to ``before``."""
+    for text in fields:
+        if _HEAD.fullmatch(text):
+            return text[1:]
+        before.append(text)
+    return ""
 
 
 def merged_message(message: str) -> str:
