@@ -128,6 +128,12 @@ def test_what_is_no_problem_is_named_by_line(tmp_path: Path, row: dict[str, str]
         read_cruxeval(f"cruxeval:{place}")
 
 
+def test_only_a_line_feed_ends_a_problem(tmp_path: Path) -> None:
+    row = {**ROWS[0], "input": "['\u2028'], 1", "output": "['\u2028']"}
+    (tmp_path / "cruxeval.jsonl").write_text(json.dumps(row, ensure_ascii=False) + "\n", "utf-8")
+    assert read_cruxeval(f"cruxeval:{tmp_path}")[0].output == "['\u2028']"
+
+
 def test_what_is_no_such_file_is_said(tmp_path: Path) -> None:
     with pytest.raises(SuiteError, match=r"give cruxeval\.jsonl or a copy of its repository"):
         read_cruxeval(f"cruxeval:{tmp_path / 'nowhere'}")

@@ -6,6 +6,7 @@ import gzip
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -53,3 +54,18 @@ def test_what_is_no_problem_is_named_by_line(tmp_path: Path) -> None:
     with pytest.raises(PackageError, match="no exercise in it; expected JSON lines"):
         (tmp_path / "empty").mkdir()
         read_collection(HUMANEVAL, f"humaneval:{tmp_path}/empty")
+
+
+def test_only_a_line_feed_ends_a_problem(tmp_path: Path) -> None:
+    odd = {**PROBLEM, "test": PROBLEM["test"] + "    assert candidate([]) == 0, '\u2028\x85'\n"}
+    (tmp_path / "HumanEval.jsonl").write_text(json.dumps(odd, ensure_ascii=False) + "\n", "utf-8")
+    _, (exercise,) = read_collection(HUMANEVAL, f"humaneval:{tmp_path}")
+    assert "\u2028\x85" in exercise.tests["tests/test_solution.py"].decode()
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: data[:20] + b"\xff" * 9 + data[29:]])
+def test_a_damaged_archive_is_named(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    file = tmp_path / "HumanEval.jsonl.gz"
+    file.write_bytes(damage(gzip.compress((json.dumps(PROBLEM) + "\n").encode())))
+    with pytest.raises(PackageError, match=r"HumanEval\.jsonl\.gz: cannot be read"):
+        read_collection(HUMANEVAL, f"humaneval:{file}")

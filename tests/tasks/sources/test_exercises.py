@@ -172,3 +172,15 @@ def test_a_folder_of_another_layout_is_named(tmp_path: Path) -> None:
     repos.write(tmp_path / "bad", {"leap/.meta/config.json": b"{"})
     with pytest.raises(PackageError, match=r"leap/.meta/config.json: not JSON"):
         read_collection(EXERCISM, f"exercism:{tmp_path}/bad")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"solution": [1]}, {"example": None}, {"test": "leap_test.py"}, {"test": ["../o.py"]}, {"test": ["/o.py"]}],
+)
+def test_a_configuration_with_no_paths_inside_the_exercise_is_named(tmp_path: Path, change: dict[str, object]) -> None:
+    files = json.loads(LEAP[".meta/config.json"])["files"] | change
+    track = repos.write(tmp_path, {**TRACK, "exercises/practice/o.py": b""})
+    (track / "exercises/practice/leap/.meta/config.json").write_text(json.dumps({"files": files}))
+    with pytest.raises(PackageError, match=r"leap/\.meta/config\.json: files\.solution, test and example must be"):
+        read_collection(EXERCISM, f"exercism:{track}")

@@ -104,7 +104,7 @@ def read_cruxeval(source: str) -> list[Problem]:
     place = Path(source.partition(":")[2]).expanduser()
     file = next((place / name for name in _FILES if (place / name).is_file()), place)
     try:
-        lines = file.read_text("utf-8").splitlines()
+        lines = file.read_text("utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise SuiteError(f"--suite {source}: give cruxeval.jsonl or a copy of its repository ({error})") from None
     return [_problem(line, f"--suite {source}: line {n}") for n, line in enumerate(lines, 1) if line.strip()]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -68,7 +69,7 @@ def read_collection(collection: ExerciseCollection, source: str) -> tuple[str, l
         raise PackageError(f"{source}: no such folder; give the copy of the collection that you have")
     try:
         found = list(collection.read(place))
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise PackageError(f"{source}: cannot be read ({error})") from None
     if not found:
         raise PackageError(f"{source}: no exercise in it; expected {collection.layout}")

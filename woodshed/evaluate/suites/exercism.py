@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from woodshed.tasks.packages.index import PackageError
 
@@ -15,8 +15,7 @@ def read_exercism(folder: Path) -> Iterator[Exercise]:
     """Yield each exercise whose ``.meta/config.json`` names a Python solution, a test and an example."""
     for config in sorted(folder.rglob(".meta/config.json")):
         root = config.parent.parent
-        files = _config(config).get("files", {})
-        solution, tests, example = (files.get(key, []) for key in ("solution", "test", "example"))
+        solution, tests, example = _files(config)
         if not (solution and tests) or len(example) != len(solution) or not all(n.endswith(".py") for n in solution):
             continue
         docs = [root / ".docs" / name for name in ("introduction.md", "instructions.md", "instructions.append.md")]
@@ -30,14 +29,23 @@ def read_exercism(folder: Path) -> Iterator[Exercise]:
         )
 
 
-def _config(path: Path) -> dict[str, dict[str, list[str]]]:
+def _files(path: Path) -> list[list[str]]:
+    """Return the paths of the solution, the tests and the example that a configuration names."""
     try:
         found = json.loads(path.read_text("utf-8"))
     except ValueError as error:
         raise PackageError(f"{path}: not JSON ({error})") from None
-    if not isinstance(found, dict) or not isinstance(found.get("files", {}), dict):
+    files = found.get("files", {}) if isinstance(found, dict) else None
+    if not isinstance(files, dict):
         raise PackageError(f"{path}: files must be an object")
-    return found
+    named = [files.get(key, []) for key in ("solution", "test", "example")]
+    if not all(isinstance(names, list) and all(map(_is_inside, names)) for names in named):
+        raise PackageError(f"{path}: files.solution, test and example must be lists of paths inside the exercise")
+    return named
+
+
+def _is_inside(name: object) -> bool:
+    return isinstance(name, str) and not PurePosixPath(name).is_absolute() and ".." not in PurePosixPath(name).parts
 
 
 EXERCISM = ExerciseCollection(

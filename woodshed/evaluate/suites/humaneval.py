@@ -36,7 +36,7 @@ def read_humaneval(place: Path) -> Iterator[Exercise]:
             return
         file = there[0]
     data = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
-    for number, line in enumerate(data.decode("utf-8").splitlines(), 1):
+    for number, line in enumerate(data.decode("utf-8").split("\n"), 1):
         if line.strip():
             yield _exercise(text_fields(line, _FIELDS, f"{file}:{number}", PackageError))
 

@@ -145,7 +145,7 @@ def import_tasks(
     """
     path = folder / INSTANCES
     try:
-        lines = [line for line in path.read_text("utf-8").splitlines() if line.strip()]
+        lines = [line for line in path.read_text("utf-8").split("\n") if line.strip()]
     except FileNotFoundError:
         raise TaskError(f"{path}: no such file; give the folder that 'woodshed tasks export' wrote") from None
     tasks: list[Task] = []
