@@ -38,6 +38,10 @@ async def suites(tmp_path: Path, backend: NamespaceBackend, layers: LayerStore) 
     output, given = await load_suites([f"cruxeval:{place}", f"cruxeval-input:{place}"], context)
     again, _ = await load_suites([f"cruxeval:{place}", f"cruxeval-input:{place}"], context)
     assert again.digests == output.digests, "a second start uses the tasks that are there"
+    rows = [{**ROWS[0], "input": "[3, 1, 4], 2", "output": "[1, 3]"}, *ROWS[1:]]
+    (other,) = await load_suites([f"cruxeval:{copy_of(tmp_path / 'other', rows)}"], context)
+    assert "[1, 3]" in other.tasks[0].solution_files()["answer.txt"].decode()
+    assert other.tasks[1:] == output.tasks[1:]
     return list(output.tasks), list(given.tasks)
 
 

@@ -9,6 +9,7 @@ programs can run the function: the first suite is then easy, while the second st
 from __future__ import annotations
 
 import ast
+import hashlib
 import inspect
 import json
 from dataclasses import dataclass
@@ -80,6 +81,11 @@ class Problem:
     arguments: str
     output: str
 
+    @property
+    def digest(self) -> str:
+        """Digest of the problem, so that another version of it gets another task directory."""
+        return hashlib.sha256(repr(self).encode("utf-8", "surrogatepass")).hexdigest()[:8]
+
 
 def cruxeval(asked: str) -> LoadSuite:
     """Return the suite that asks for the output (``OUTPUT``) or for an input (``INPUT``)."""
@@ -90,7 +96,7 @@ def cruxeval(asked: str) -> LoadSuite:
             problems = [problem for problem in problems if _arguments(problem.arguments) is not None]
         found = []
         for number, problem in enumerate(problems, 1):
-            place = context.out / asked / problem.id.replace("_", "-")
+            place = context.out / asked / f"{problem.id.replace('_', '-')}-{problem.digest}"
             there = (place / "task.toml").is_file()
             found.append(Task.load(place) if there else write_task(place, problem, asked))
             context.progress(number, len(problems), f"writing {asked}")
