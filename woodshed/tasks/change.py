@@ -28,7 +28,7 @@ def change_of(task: Task) -> Change:
             continue
         files.append(path)
         try:
-            before, after = (start or b"").decode().splitlines(), gold.decode().splitlines()
+            before, after = _lines(start or b""), _lines(gold)
         except UnicodeDecodeError:
             parts.append(f"binary file {path} differs")
             lines += 1
@@ -37,6 +37,13 @@ def change_of(task: Task) -> Change:
         lines += sum(line[0] in "+-" for line in hunks[2:])
         parts.append("\n".join(hunks))
     return Change(tuple(files), lines, "\n".join(parts))
+
+
+def _lines(data: bytes) -> list[str]:
+    """Return the lines of a text as git sees them: only a line feed ends one, and a last line without one differs from
+    the same line with one. Raises UnicodeDecodeError."""
+    *whole, rest = data.decode().split("\n")
+    return [*whole, f"{rest}\n\\ No newline at end of file"] if rest else whole
 
 
 def generator_of(task: Task) -> str:
