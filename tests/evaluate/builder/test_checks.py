@@ -12,8 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from woodshed.evaluate.builder.ambiguity import pairwise
+from woodshed.evaluate.builder.lock import BenchmarkError
 from woodshed.evaluate.builder.overlap import corpus_texts, overlaps, parts_of
+from woodshed.record.store import TrajectoryStore
 from woodshed.record.task import Task, TaskInfo, save_task
+from woodshed.record.trajectory import Trajectory
 
 START = b"def total(prices):\n    return sum(prices)\n"
 ADDED = b"""
@@ -65,7 +68,7 @@ def test_agreement_is_the_share_of_agreeing_pairs() -> None:
     assert pairwise([{"t": True}, {"t": False}]) == 0.0
 
 
-@pytest.mark.parametrize("form", ["file", "jsonl", "parquet", "escaped"])
+@pytest.mark.parametrize("form", ["file", "jsonl", "parquet", "bytes", "map", "escaped", "new", "compacted"])
 @pytest.mark.parametrize("part", ["diff", "tests"])
 def test_a_diff_or_its_tests_in_a_corpus_are_found(tmp_path: Path, form: str, part: str) -> None:
     task, other = _task(tmp_path, "one", ADDED), _task(tmp_path, "two", OTHER, b"def test_shares():\n    pass\n")
@@ -79,6 +82,18 @@ def test_a_diff_or_its_tests_in_a_corpus_are_found(tmp_path: Path, form: str, pa
         (corpus / "x.jsonl").write_text('{"text": "nothing"}\n' + json.dumps({"meta": {"body": [text]}}) + "\n")
     elif form == "parquet":
         pq.write_table(pa.table({"text": ["nothing", text]}), corpus / "x.parquet")
+    elif form == "bytes":
+        pq.write_table(pa.table({"content": [b"nothing", text.encode()]}), corpus / "x.parquet")
+    elif form == "map":
+        files = pa.array([[], [("a.py", text)]], pa.map_(pa.string(), pa.string()))
+        pq.write_table(pa.table({"files": files}), corpus / "x.parquet")
+    elif form in ("new", "compacted"):
+        store = TrajectoryStore(corpus / "x.trajectories")
+        messages = [{"role": "assistant", "content": text}]
+        store.add(Trajectory("a", "w/a", "g", "train", "h", "p", "submitted", messages=messages))
+        if form == "compacted":
+            store.compact(minimum=1)
+        store.close()
     else:
         (corpus / "x.txt").write_text(json.dumps(text))
     (found,) = overlaps([task, other], corpus_texts([corpus]), 0.5)
@@ -99,3 +114,6 @@ def test_what_the_agent_has_anyway_and_short_diffs_are_not_searched(tmp_path: Pa
     assert overlaps([task], corpus_texts([corpus]), 0.5) == []
     with pytest.raises(NotADirectoryError, match="no such folder"):
         list(corpus_texts([tmp_path / "none"]))
+    (corpus / "cut.parquet").write_bytes(b"PAR1")
+    with pytest.raises(BenchmarkError, match=r"cut\.parquet: cannot be read as Parquet"):
+        list(corpus_texts([corpus]))

@@ -22,6 +22,8 @@ from woodshed.tasks.validate.contamination import GRAM
 from woodshed.tasks.validate.leak_readers import texts_of
 from woodshed.tasks.validate.leaks import tokenise
 
+from .lock import BenchmarkError
+
 FEWEST = 12
 """Diffs and tests with fewer n-grams than this are not searched, because the same text may occur by chance."""
 _SKIPPED = frozenset({".git", ".hg", "__pycache__"})
@@ -98,7 +100,8 @@ def overlaps(tasks: Sequence[Task], texts: Iterable[tuple[str, str]], most: floa
 
 
 def corpus_texts(folders: Iterable[Path]) -> Iterator[tuple[str, str]]:
-    """Yield (name, text) of everything below ``folders``. Raises OSError if a folder cannot be read."""
+    """Yield (name, text) of everything below ``folders``. Raises OSError if something cannot be read, BenchmarkError if
+    Parquet is damaged."""
     for folder in folders:
         if not folder.is_dir():
             raise NotADirectoryError(f"{folder}: no such folder")
@@ -109,13 +112,8 @@ def corpus_texts(folders: Iterable[Path]) -> Iterator[tuple[str, str]]:
 
 def _texts(path: Path, name: str) -> Iterator[tuple[str, str]]:
     if path.suffix == ".parquet":
-        import pyarrow.parquet as pq
-
-        number = 0
-        for batch in pq.ParquetFile(path).iter_batches(batch_size=256):
-            for row in batch.to_pylist():
-                yield f"{name}:{number}", "\n".join(_strings(row))
-                number += 1
+        for number, row in enumerate(_rows(path)):
+            yield f"{name}:{number}", "\n".join(_strings(row))
     elif path.suffix == ".jsonl":
         with path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
@@ -127,12 +125,25 @@ def _texts(path: Path, name: str) -> Iterator[tuple[str, str]]:
         yield from ((name, text) for text in texts_of(path.read_bytes()))
 
 
+def _rows(path: Path) -> Iterator[Any]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        for batch in pq.ParquetFile(path).iter_batches(batch_size=256):
+            yield from batch.to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise BenchmarkError(f"{path}: cannot be read as Parquet ({error}); move it out of the corpus") from None
+
+
 def _strings(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
+    elif isinstance(value, bytes):
+        yield from texts_of(value)
     elif isinstance(value, dict):
         for each in value.values():
             yield from _strings(each)
-    elif isinstance(value, list):
+    elif isinstance(value, (list, tuple)):  # a row of a map is a list of pairs
         for each in value:
             yield from _strings(each)

@@ -137,7 +137,7 @@ def _tar(data: bytes) -> Iterator[bytes]:
 def _sqlite(data: bytes) -> Iterator[bytes]:
     connection = sqlite3.connect(":memory:")
     try:
-        connection.deserialize(data)
+        connection.deserialize(data[:18] + b"\1\1" + data[20:])  # in WAL mode it could not be opened in memory
         tables = connection.execute("select name from sqlite_master where type = 'table'").fetchall()
         for (table,) in tables:
             quoted = '"' + table.replace('"', '""') + '"'
