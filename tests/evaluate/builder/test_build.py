@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -15,10 +16,11 @@ from tests.tasks.sources.place import Place
 from tests.tasks.sources.test_replay import DEAREST
 from woodshed.evaluate.builder.build import Inputs, Round, build_benchmark, run_round
 from woodshed.evaluate.builder.describe import benchmark_text, figures
-from woodshed.evaluate.builder.lock import BenchmarkError, load_benchmark, read_lock
+from woodshed.evaluate.builder.lock import RETIRED, BenchmarkError, load_benchmark, read_lock, verified, write_lock
 from woodshed.evaluate.builder.refresh import Retirement, old, refresh_benchmark
 from woodshed.evaluate.builder.settings import BenchmarkSettings
 from woodshed.grading.verify import grade
+from woodshed.record.atomic import locked
 from woodshed.record.history import read_history
 from woodshed.record.task import Task
 from woodshed.sandbox.layers import LayerStore
@@ -163,6 +165,34 @@ def test_a_refresh_adds_new_commits_and_retires_old_tasks(
     assert {name: lock.tasks[name].digest for name in before} == before, "tasks that were there are as they were"
     assert lock.rounds[1]["added"] == [added] and lock.rounds[1]["retired"] == [gone]
     assert "retired: there are 2 newer ones" in benchmark_text(lock)
+
+
+def test_a_refresh_marks_what_a_killed_one_retired_in_the_lock_alone(
+    place: Place, benchmark: Built, tmp_path: Path
+) -> None:
+    out = tmp_path / "bench"
+    shutil.copytree(benchmark[0], out)
+    lock = read_lock(out)
+    first = min(lock.tasks)
+    write_lock(out, replace(lock, tasks={**lock.tasks, first: replace(lock.tasks[first], status=RETIRED, why="old")}))
+    inputs = Inputs([str(tmp_path / "nowhere")])
+    place.boxes(lambda b, layers: refresh_benchmark(out, inputs, Retirement(), b, layers))
+    assert {t.path.name: read_history(t).status for t in verified(out).values()} == {
+        name: "retired" if name == first else "in use" for name in lock.tasks
+    }
+
+
+def test_one_process_at_a_time_works_in_a_benchmark(
+    place: Place, history: Path, settings: BenchmarkSettings, benchmark: Built, tmp_path: Path
+) -> None:
+    out, fresh, inputs = tmp_path / "bench", tmp_path / "fresh", Inputs([str(history)])
+    shutil.copytree(benchmark[0], out)
+    fresh.mkdir()
+    with locked(out, AssertionError()), locked(fresh, AssertionError()):
+        with pytest.raises(BenchmarkError, match=r"another process builds or refreshes .*bench"):
+            place.boxes(lambda b, layers: refresh_benchmark(out, inputs, Retirement(), b, layers))
+        with pytest.raises(BenchmarkError, match=r"another process builds or refreshes .*fresh"):
+            place.boxes(lambda b, layers: build_benchmark(inputs, settings, fresh, b, layers))
 
 
 def test_what_is_older_than_a_date_retires(benchmark: Built) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from woodshed.record.atomic import locked
 from woodshed.record.task import Task
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
@@ -30,7 +31,7 @@ from woodshed.tasks.sources.spec import SourceSpec, parse_source
 from .ambiguity import Endpoint
 from .assemble import choose, commits_of, entry_of, queries_of, write_task
 from .checks import check, contaminated
-from .lock import LOCK, TASKS, BenchmarkError, Entry, Lock, write_lock
+from .lock import LOCK, TASKS, BenchmarkError, Entry, Lock, busy, write_lock
 from .query import stated
 from .sessions import Session
 from .settings import BenchmarkSettings
@@ -76,17 +77,21 @@ async def build_benchmark(
     layers: LayerStore,
     progress: Progress | None = None,
 ) -> Round:
-    """Build a benchmark in the folder ``out``. Raises BenchmarkError if the folder has one already, or if no task was
-    made; PackageError if no source can be used; OSError if a corpus cannot be read."""
-    if (out / LOCK).exists():
-        raise BenchmarkError(f"{out} holds a benchmark; add tasks with `woodshed benchmark refresh`, or choose another")
-    drop_unfinished(out, 1)
-    made = await run_round(Round(1), inputs, settings, out, backend, layers, progress=progress)
-    if not made.entries:
-        why = "\n".join([*made.tables, *(f"{name}: {why}" for name, why in made.left_out.items())])
-        raise BenchmarkError(f"no task was made\n{why}")
-    sources = tuple(str(Path(text).absolute()) if Path(text).exists() else text for text in inputs.sources)
-    write_lock(out, Lock(made.entries, sources, settings.model_dump(mode="json"), (summary(made),)))
+    """Build a benchmark in the folder ``out``. Raises BenchmarkError if the folder has one already or another process
+    works in it, or if no task was made; PackageError if no source can be used; OSError if a corpus cannot be read."""
+    out.mkdir(parents=True, exist_ok=True)
+    with locked(out, busy(out)):
+        if (out / LOCK).exists():
+            raise BenchmarkError(
+                f"{out} holds a benchmark; add tasks with `woodshed benchmark refresh`, or choose another"
+            )
+        drop_unfinished(out, 1)
+        made = await run_round(Round(1), inputs, settings, out, backend, layers, progress=progress)
+        if not made.entries:
+            why = "\n".join([*made.tables, *(f"{name}: {why}" for name, why in made.left_out.items())])
+            raise BenchmarkError(f"no task was made\n{why}")
+        sources = tuple(str(Path(text).absolute()) if Path(text).exists() else text for text in inputs.sources)
+        write_lock(out, Lock(made.entries, sources, settings.model_dump(mode="json"), (summary(made),)))
     return made
 
 

@@ -25,6 +25,11 @@ class BenchmarkError(Exception):
     """A benchmark cannot be built or used; the message says what is wrong and what to do."""
 
 
+def busy(folder: Path) -> BenchmarkError:
+    """Return the error for a folder in which another process builds or refreshes."""
+    return BenchmarkError(f"another process builds or refreshes {folder}; wait for it, or choose another folder")
+
+
 @dataclass(frozen=True)
 class Entry:
     """A locked task. ``digest``: ``Task.digest``; ``commit`` and ``date``: of its solution; ``origin``: ``history`` or

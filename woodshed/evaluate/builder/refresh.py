@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from woodshed.record.atomic import locked
 from woodshed.record.history import Mark, note_mark
 from woodshed.record.task import Task
 from woodshed.sandbox.layers import LayerStore
@@ -18,7 +19,7 @@ from woodshed.sandbox.protocol import Backend
 from woodshed.tasks.packages.index import PackageError
 
 from .build import Inputs, Progress, Round, drop_unfinished, run_round, summary
-from .lock import RETIRED, TASKS, BenchmarkError, Entry, Lock, read_lock, verified, write_lock
+from .lock import RETIRED, TASKS, BenchmarkError, Entry, Lock, busy, read_lock, verified, write_lock
 from .settings import BenchmarkSettings, checked_date
 
 
@@ -59,9 +60,27 @@ async def refresh_benchmark(
     """Add tasks of commits from the date ``since`` on (default: that of the newest task), and retire old ones.
 
     The settings are those that the benchmark was built with. If ``inputs.sources`` is empty, those of the last build
-    are used. Raises BenchmarkError if the benchmark is damaged or a locked task was changed, ValueError for a malformed
-    date.
+    are used. Raises BenchmarkError if the benchmark is damaged, a locked task was changed or another process works in
+    the folder, ValueError for a malformed date.
     """
+    read_lock(folder)
+    with locked(folder, busy(folder)):
+        return await _refresh(
+            folder, inputs, retirement, backend, layers, since=since, parallel=parallel, progress=progress
+        )
+
+
+async def _refresh(
+    folder: Path,
+    inputs: Inputs,
+    retirement: Retirement,
+    backend: Backend,
+    layers: LayerStore,
+    *,
+    since: str,
+    parallel: int,
+    progress: Progress | None,
+) -> Refreshed:
     lock = read_lock(folder)
     drop_unfinished(folder, len(lock.rounds) + 1, lock.tasks)
     tasks = verified(folder)
@@ -87,9 +106,10 @@ async def refresh_benchmark(
     rounds = (*lock.rounds, summary(made, tuple(retired), since))
     write_lock(folder, Lock(entries, sources, lock.settings, rounds))
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    for name, why in retired.items():
+    # those of earlier rounds, too: a kill may have come after the lock was written
+    for name in (name for name, entry in entries.items() if entry.status == RETIRED):
         task = tasks.get(name) or Task.load(folder / TASKS / name)
-        note_mark(task, Mark("retired", why, now))
+        note_mark(task, Mark("retired", entries[name].why, now))
     return Refreshed(made, retired, since)
 
 
