@@ -203,6 +203,24 @@ def test_forks_are_no_rollouts_of_a_task(synthetic_tasks: list[Task], tmp_path: 
     assert (rating.solved, rating.rollouts) == (1, 2)
 
 
+@pytest.mark.parametrize("same", [True, False])
+def test_a_group_that_infrastructure_errors_ended_says_nothing_of_the_others(
+    synthetic_tasks: list[Task], tmp_path: Path, same: bool
+) -> None:
+    run, task = RunDirectory(tmp_path), synthetic_tasks[1]
+    run.recipe.write_text('name = "mine"\n')
+    told = [{"role": "user", "content": task.instruction if same else "another one"}]
+    store = TrajectoryStore(run.trajectories)
+    for group, status in (("g0", "infra_error"), ("g1", "submitted"), ("g2", "infra_error")):
+        store.add(
+            Trajectory(group, task.name, group, "train", "h", "p", status, messages=told, outcome=Outcome(True))  # type: ignore[arg-type]
+        )
+    store.close()
+    found = rate_from(run, [task])
+    assert [rating.solved for _, rating in found.new] == ([1] if same else [])
+    assert list(found.left_out.values()) == ([] if same else ["its instruction was another one in that run"])
+
+
 def test_runs_leave_out_what_is_marked_and_the_screens_say_so(synthetic_tasks: list[Task], tmp_path: Path) -> None:
     folder = synthetic_tasks[0].path.parent
     note_mark(synthetic_tasks[0], Mark("retired", "solved 8 of 8", "2026-01-01T00:00:00Z"))

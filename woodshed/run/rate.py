@@ -43,12 +43,13 @@ class RatingError(Exception):
 class Rated:
     """Result of rating. ``new``: added ratings with the names of their tasks; ``known``: number of ratings that existed
     before. ``lost``: number of rollouts lost to infrastructure errors; ``left_out``: reason by task for tasks without
-    a rating."""
+    a rating. ``rated``: names of tasks with one."""
 
     new: list[tuple[str, Rating]] = field(default_factory=list)
     known: int = 0
     lost: int = 0
     left_out: dict[str, str] = field(default_factory=dict)
+    rated: set[str] = field(default_factory=set)
 
     def note(
         self, task: Task, rows: list[dict[str, Any]], *, group: str, policy: str, kind: str, checkpoint: str = ""
@@ -59,8 +60,11 @@ class Rated:
         self.lost += len(rows) - len(graded)
         count = len(graded)
         if not count:
-            self.left_out[task.name] = "every rollout ended in an infrastructure error"
+            if task.name not in self.rated:
+                self.left_out[task.name] = "every rollout ended in an infrastructure error"
             return
+        self.rated.add(task.name)
+        self.left_out.pop(task.name, None)
         rating = Rating(
             group,
             policy,
@@ -230,9 +234,9 @@ def rate_from(run: RunDirectory, tasks: Sequence[Task]) -> Rated:
             task = named.get(rows[0]["task"]) if rows else None
             if task is None:
                 continue
-            if task.name not in same:
+            if task.name not in same and any(row["status"] != INFRA for row in rows):
                 same[task.name] = _same_instruction(store, rows, task)
-            if not same[task.name]:
+            if not same.get(task.name, True):
                 found.left_out[task.name] = "its instruction was another one in that run"
                 continue
             kind = rows[0]["labels"].get("evaluation", "train")
@@ -272,11 +276,11 @@ def _groups(store: TrajectoryStore, where: str) -> dict[str, list[dict[str, Any]
 
 
 def _same_instruction(store: TrajectoryStore, rows: list[dict[str, Any]], task: Task) -> bool:
-    first = next((row for row in rows if row["status"] != INFRA), None)
-    trajectory = store.get(first["id"]) if first is not None else None
-    if trajectory is None:
-        return True  # nothing to compare, and nothing to count
-    return any(task.instruction.strip() in str(message.get("content", "")) for message in trajectory.messages)
+    first = next(row for row in rows if row["status"] != INFRA)  # there is one
+    trajectory = store.get(first["id"])
+    return trajectory is None or any(
+        task.instruction.strip() in str(message.get("content", "")) for message in trajectory.messages
+    )
 
 
 def chosen(tasks: Sequence[Task], split: str) -> list[Task]:
