@@ -111,6 +111,39 @@ def test_odd_files_survive(tmp_path: Path) -> None:
     assert [t.digest for t in made] == [task.digest]
 
 
+def _small(place: Path, name: str, workspace: dict[str, bytes]) -> Task:
+    return save_task(
+        place,
+        name=name,
+        instruction="mend it\n",
+        workspace={"a.py": b"x = 1\n", **workspace},
+        info=TaskInfo(fail_to_pass=("t.py::test",), timeout_sec=60),
+        tests={"test.sh": b"#!/bin/sh\n"},
+        solution={"a.py": b"x = 2\n"},
+    )
+
+
+def test_an_import_leaves_no_file_of_an_earlier_one(tmp_path: Path) -> None:
+    out, again = tmp_path / "out", tmp_path / "again"
+    export_tasks([_small(tmp_path / "one", "tests/small", {"old.py": b"y = 1\n"})], "swebench", out)
+    ((earlier,), _) = import_tasks(out, again)
+    (earlier.path / "history.jsonl").write_text("")
+    task = _small(tmp_path / "two", "tests/small", {})
+    export_tasks([task], "swebench", out)
+    assert [t.digest for t in import_tasks(out, again)[0]] == [task.digest]
+    assert (earlier.path / "history.jsonl").exists()
+
+
+def test_names_that_git_refuses_end_no_export(tmp_path: Path) -> None:
+    names = ("tests/parse-uv.lock", "tests/v1..v2", "tests/...lock")
+    tasks = [_small(tmp_path / str(n), name, {}) for n, name in enumerate(names)]
+    bad = _small(tmp_path / "bad", "tests/bad", {"data/.git/config": b""})
+    found = export_tasks([*tasks, bad], "swesmith", tmp_path / "out")
+    assert found.left_out == {"tests/bad": "git holds no path like data/.git/config"}
+    made, _ = import_tasks(tmp_path / "out", tmp_path / "again")
+    assert [t.digest for t in made] == [t.digest for t in tasks]
+
+
 def test_folders_may_be_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     task = save_task(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -63,6 +64,9 @@ def _impossible(task: Task) -> str:
         return "no test that fails and has to pass"
     if not task.solution_files():
         return "no solution/workspace"
+    names = (*task.workspace_names(), *task.solution_files(), *task.test_files())
+    if held := next((name for name in names if ".git" in name.lower().split("/")), None):
+        return f"git holds no path like {held}"
     return ""
 
 
@@ -186,6 +190,10 @@ def _task(instance: dict[str, Any], repositories: Path, folder: Path) -> Task:
     tests = {n: base64.b64decode(d) for n, d in rest["tests"].items()}
     tests |= {f"workspace/{n}": base64.b64decode(d) for n, d in rest["hidden"].items()}
     environment = {n: base64.b64decode(d) for n, d in rest.get("environment", {}).items()}
+    # A task of an earlier import may have had other files, and is no task until it is whole again.
+    (folder / "task.toml").unlink(missing_ok=True)
+    for part in ("environment", "tests", "solution"):
+        shutil.rmtree(folder / part, ignore_errors=True)
     return save_task(
         folder,
         name=rest["name"],

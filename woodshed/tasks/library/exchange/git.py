@@ -105,8 +105,9 @@ def _checked(commit: str) -> str:
 
 
 def branch_name(name: str) -> str:
-    """The name of the branch for a task."""
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.") or "task"
+    """The name of the branch for a task; git refuses ``..`` in it and ``.lock`` at its end."""
+    plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")
+    return re.sub(r"\.(?=\.|lock$)", "-", plain) or "task"
 
 
 def _quoted(name: str) -> bytes:
