@@ -222,7 +222,8 @@ python -c "print(open('a.py').read())"
 # look\\ncat a.py
 cat a.py  # it's short
 cat 'a#b.py'
-cat a.py 2>/dev/null"""
+cat a.py 2>/dev/null
+cat a.py 2>errors.txt"""
 EDITING = r"""sed -i s/a/b/ a.py
 perl -pi -e s/a/b/ a.py
 echo x > a.py

@@ -70,6 +70,7 @@ def test_every_term_is_reached_from_a_recipe(tmp_path: Path, task: Task) -> None
     assert load_recipe(tmp_path / "again.toml").rl.make_reward()(task, run, YES) == expected
     changed = load_recipe(tmp_path / "terms.toml", ["rl.rewards.invalid_call=0", "rl.rewards.effort.weight=0"])
     assert set(changed.rl.make_reward()(task, run, NO)) == {"outcome", "unfinished_todos", "untested_finish"}
+    assert type(recipe.rl).model_validate({"rewards": {"outcome": 0}}).make_reward()(task, run, YES) == {"outcome": 0.0}
 
 
 def test_a_recipe_that_names_no_terms_rewards_the_outcome_alone(tmp_path: Path, task: Task) -> None:
@@ -111,6 +112,12 @@ def short(task, trajectory, outcome, *, most=3):
 def wrong(task, trajectory, outcome):
     return float("nan") if outcome.resolved else 1 / 0
 
+def endless(task, trajectory, outcome):
+    return float("inf") if outcome.resolved else float("-inf")
+
+def praise(task, trajectory, outcome):
+    return float(trajectory.effort.edits)
+
 def other(outcome):
     return 0.0
 
@@ -136,6 +143,14 @@ def test_a_term_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         terms = type(recipe.rl).model_validate({"rewards": {"my_rewards:wrong": 1.0}})
         with pytest.raises(RewardError, match=rf"rl.rewards.my_rewards:wrong.*{said}"):
             terms.make_reward()(task, episode(), outcome)
+    for outcome in (YES, NO):
+        with pytest.raises(RewardError, match="finite number"):
+            type(recipe.rl).model_validate({"rewards": {"my_rewards:endless": 1.0}}).make_reward()(
+                task, episode(), outcome
+            )
+    praised = type(recipe.rl).model_validate({"rewards": {"my_rewards:praise": {"weight": 0.5, "cap": 1.0}}})
+    assert praised.make_reward()(task, episode(edits=1), NO) == {"outcome": 0.0, "my_rewards:praise": 0.5}
+    assert praised.make_reward()(task, episode(edits=9), NO) == {"outcome": 0.0, "my_rewards:praise": 1.0}
 
 
 def test_a_term_that_cannot_be_loaded_stops_a_run_before_it_starts(tmp_path: Path) -> None:
@@ -167,6 +182,7 @@ def test_edits_of_unread_files(task: Task) -> None:
     failed = call("read_file", "error: no_such_file", "no_such_file", path="pkg/a.py")
     refused = call("edit_line", "", "no_such_line", path="pkg/b.py", line=1, text="x")
     assert term(task, episode(failed, refused), NO) == 0
+    assert term(task, episode(failed, edit), NO) == -1, "a failed call shows no text"
     many = [call("edit_file", path=f"{n}.py", old_string="a", new_string="b") for n in range(9)]
     assert term(task, episode(*many), NO) == -5
     assert load_term("unread_edit", {"most": 2})(task, episode(*many), NO) == -2
@@ -187,6 +203,8 @@ def test_failures_that_are_repeated(task: Task) -> None:
     assert term(task, episode(broken, call("delete_file", path="a.py"), broken), NO) == 0
     unparsed = ToolEvent(0, "", None, "", "malformed_call", raw="<call>")
     assert term(task, episode(unparsed, unparsed), NO) == -1
+    assert term(task, episode(*[miss] * 20), NO) == -5
+    assert load_term("repeated_failure", {"most": 2})(task, episode(*[miss] * 20), NO) == -2
 
 
 def test_todos_that_are_open(task: Task) -> None:
@@ -199,6 +217,8 @@ def test_todos_that_are_open(task: Task) -> None:
     assert term(task, episode(first), NO) == -0.5
     assert term(task, episode(first, wrote([{"id": "2", "status": "completed"}], merge=True)), NO) == 0
     assert term(task, episode(first, wrote([], error="invalid_arguments")), NO) == -0.5
+    assert term(task, episode(first, wrote([{"id": "2", "status": "cancelled"}], merge=True)), NO) == 0
+    assert term(task, episode(first, wrote([{"id": "3", "status": "completed"}])), NO) == 0, "a new list, not merged"
     assert term(task, episode(), NO) == term(task, episode(wrote("nonsense")), NO) == 0
 
 
@@ -211,6 +231,8 @@ def test_submitting_untested(task: Task) -> None:
     assert term(task, episode(EDIT, TEST), NO) == term(task, episode(), NO) == 0
     assert term(task, episode(EDIT, status="limit"), NO) == 0
     assert term(task, episode(TEST, call("delete_file", path="a.py")), NO) == -1
+    refused = call("edit_line", "", "no_such_line", path="a.py", line=9, text="x")
+    assert term(task, episode(EDIT, TEST, refused), NO) == term(task, episode(refused), NO) == 0
 
 
 RUN_TESTS = """\
@@ -275,6 +297,9 @@ Please run the tests
 They should pass
 Tests cannot pass yet.
 Run the tests with pytest
+I never ran the tests.
+I don't know whether the tests pass.
+Please check that all tests pass.
 The password test is in a.py
 """
 
@@ -297,6 +322,7 @@ def test_submitting_in_silence(task: Task) -> None:
     assert term(task, episode(call("finish", message="")), NO) == term(task, episode(), NO) == -1
     assert term(task, episode(call("finish", message="Rounding in area() is to two digits.")), NO) == 0
     assert term(task, episode(status="limit"), NO) == 0
+    assert [term(task, episode(said="x" * length), NO) for length in (19, 20)] == [-1, 0]
 
 
 def test_every_behaviour_is_bounded_and_costs_less_than_nothing(task: Task) -> None:
