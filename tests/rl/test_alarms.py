@@ -18,13 +18,13 @@ import pytest
 
 from woodshed.record.jsonl import read_jsonl
 from woodshed.record.segment import Segment
-from woodshed.record.trajectory import Effort, ExitStatus, ToolEvent, Trajectory
+from woodshed.record.trajectory import Effort, ExitStatus, Fork, ToolEvent, Trajectory
 from woodshed.rl.health.alarms import ADVICE, LEARNING, LIVENESS, firing, stalled
 from woodshed.rl.health.measure import effective_tools, flat_share, infra_share, join, measure
 from woodshed.rl.health.settings import AlarmSettings
 from woodshed.rl.health.watch import HealthWatch, read_alarms
 from woodshed.rl.settings import RLSettings
-from woodshed.rollout.failures import RunPaused
+from woodshed.rollout.failures import FAULT, INFRA, RunPaused
 from woodshed.sandbox.backends.namespace.backend import probe_namespace
 from woodshed.view.plots import lines
 from woodshed.view.tensorboard import event
@@ -173,6 +173,45 @@ def test_figures_of_a_batch() -> None:
     assert flat_share({"groups": 4, "zero_groups": 1, "flat_groups": 4}) == 5 / 8
 
 
+def test_figures_of_episodes_leave_out_forks() -> None:
+    """A fork repeats a part of its root. An abandoned one is no fault of the infrastructure."""
+    root = episode("a", "submitted", [[-1, 4]], "read edit", edits=1)
+    forks = [
+        replace(episode(f"a.f{n}", status, versions, "run run"), fork=Fork("a", 1, 0, 1), attempts=2, labels=labels)
+        for n, (status, versions, labels) in enumerate((("limit", [[-1, 3]], {}), (INFRA, [], {FAULT: "replay"})))
+    ]
+    found = measure([[root, *forks]], step=6)
+    assert found["tools"] == {"read": 0.5, "edit": 0.5} and found["limit_share"] == 0 and found["edit_rate"] == 1
+    assert found["staleness_histogram"] == {"1": 0.5, "2": 0.5} and found["retried_share"] == 0.5
+    assert infra_share([[root, *forks]]) == 0 and infra_share([[root, episode("b", INFRA, [])]]) == 0.5
+
+
+def test_a_share_at_its_limit_is_silent() -> None:
+    history = healthy()
+    for step in history[-DEFAULT.window :]:
+        of_step(infra_share=DEFAULT.infra_share, limit_share=DEFAULT.truncation_share)(step)
+        of_step(groups=12, zero_groups=6, flat_groups=0)(step)
+    assert firing(history, DEFAULT) == {}
+
+
+def test_nothing_fires_before_its_windows_are_full() -> None:
+    history = healthy()
+    for step in history:
+        of_trainer(entropy=1.0)(step)
+    few = history[: DEFAULT.window - 1]
+    for step in few:
+        of_step(infra_share=1.0)(step)
+    assert firing(few, DEFAULT) == {}
+    history = history[DEFAULT.window :]
+    for step in history[:4]:  # mean of the first eight: 2.5
+        of_trainer(entropy=4.0)(step)
+    assert firing(history, DEFAULT) == {}
+    for step in history[DEFAULT.baseline :]:
+        of_trainer(entropy=0.01)(step)
+    assert firing(history[: DEFAULT.baseline + DEFAULT.window - 1], DEFAULT) == {}
+    assert list(firing(history[: DEFAULT.baseline + DEFAULT.window], DEFAULT)) == ["entropy"]
+
+
 def test_both_files_are_joined_by_step_and_idle_shares_are_of_the_step() -> None:
     rollouts = [
         {"step": 2, "engine": {"busy_seconds": 9.0, "uptime_seconds": 20.0}, "slots_busy": 0.75},
@@ -200,6 +239,8 @@ def test_counters_that_were_read_once_say_nothing_about_a_second_batch() -> None
     ]
     idle = [step["idle"].get("engine") for step in join(rollouts, [])]
     assert idle == [pytest.approx(0.6), pytest.approx(0.5), None, pytest.approx(0.9)]
+    rollouts[1]["engine"] = {}  # the server did not answer
+    assert [step["idle"].get("engine") for step in join(rollouts[:3], [])] == [pytest.approx(0.6), None, 0.5]
 
 
 class Files:
@@ -246,6 +287,26 @@ def test_a_warning_is_told_once(tmp_path: Path) -> None:
         watch.look()
         watch.look()
     assert files.told() == [(19, "entropy", "warn")]
+
+
+def test_another_process_tells_of_the_newest_step_only(tmp_path: Path) -> None:
+    files = Files(tmp_path, collapsed(16))
+    watch = files.watch()
+    for number in range(1, 26):
+        files.add(number)
+        watch.look()
+    files.watch().look()
+    assert files.told() == [(19, "entropy", "warn"), (25, "entropy", "warn")]
+
+
+def test_a_run_that_is_through_does_not_stall(tmp_path: Path) -> None:
+    files = Files(tmp_path, healthy())
+    watch = files.watch()
+    for number in range(1, 27):
+        files.add(number)
+    files.now += 1000
+    watch.look()
+    assert files.told() == []
 
 
 def test_a_pause_ends_the_run_and_again_at_the_next_step(tmp_path: Path) -> None:
@@ -334,6 +395,10 @@ def test_a_stall_is_told_while_it_lasts_and_again_when_another_begins(tmp_path: 
     files.now += 1000
     watch.look()
     assert files.told() == [(10, "stall", "warn"), (11, "stall", "warn")]
+    again = files.watch()  # another process, and another stall
+    files.now += 1000
+    again.look()
+    assert files.told() == [(10, "stall", "warn"), *[(11, "stall", "warn")] * 2]
     with pytest.raises(RunPaused, match="nothing was decided or trained for"):
         paused = files.watch(stall="pause")
         files.now += 1000

@@ -110,6 +110,8 @@ def test_a_limit_holds_while_it_changes() -> None:
         await slots.set_limit(2)
         now[0] = 2.0
         assert slots.take_share() == pytest.approx((4 + 4) / (4 + 2))
+        now[0] = 3.0
+        assert slots.take_share() == pytest.approx(4 / 2), "since the last call"
         assert slots.held == 4, "those that run are not stopped"
         await slots.set_limit(6)
         await settle()
@@ -120,9 +122,19 @@ def test_a_limit_holds_while_it_changes() -> None:
         holding.set()
         await asyncio.gather(*running, return_exceptions=True)
         assert slots.held == 0 and len(held) == 8
-        now[0] = 3.0
+        now[0] = 4.0
         slots.take_full()
         assert not slots.take_full()
+        slots.take_share()
+        await slots.set_limit(1)
+        async with slots:
+            now[0] = 6.0
+            await slots.set_limit(3)
+            async with slots:
+                now[0] = 7.0
+        now[0] = 8.0
+        assert slots.take_full(), "it was reached before it was raised"
+        assert slots.take_share() == pytest.approx((2 * 1 + 1 * 2 + 1 * 0) / (2 * 1 + 1 * 3 + 1 * 3))
 
     asyncio.run(main())
 

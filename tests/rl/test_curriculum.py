@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -97,6 +99,45 @@ def test_half_life_and_group_weight_decide_how_sure_the_curriculum_is() -> None:
     assert share("never", forgets) > share("never", remembers) + 0.1
     unsure, sure = (CurriculumSettings(order="variance", half_life=1e6, group_weight=w) for w in (0.01, 1.0))
     assert share("always", unsure) > share("always", sure) + 0.1
+
+
+def test_counts_and_weights_by_their_definition() -> None:
+    """Decayed counts of graded rollouts in plain floats, and the weight of a task from the same random draws."""
+    settings = CurriculumSettings(order="variance", half_life=4.0, group_weight=0.5, harder=1.5)
+    curriculum, rng = Curriculum(settings, 0), random.Random(5)
+    counts: dict[str, list[float]] = {}
+    for number, version in enumerate((0, 3, 2, 9)):  # a group of version 2 may finish after one of version 3
+        of, made = task(number, "half"), group("half", rng, turns=2 + number)
+        made = [replace(t, effort=Effort(turns=2 + number, thinking_tokens=150)) for t in made]
+        made[0] = replace(made[0], outcome=None, status="infra_error")
+        curriculum.update(of, made, version)
+        for name in ("", *features(of)):
+            row = counts.setdefault(name, [0.0, 0.0, 0.0, 0.0])
+            keep = 0.5 ** (max(0.0, version - row[3]) / 4)
+            solved = sum(t.outcome is not None and t.outcome.resolved for t in made)
+            fresh = [solved, GROUP - 1 - solved, (GROUP - 1) * (2 + number + 1.5)]
+            row[:3] = [old * keep + new for old, new in zip(row, fresh)]
+            row[3] = max(row[3], version)
+    found = {"": curriculum._all, **curriculum._seen}
+    assert {name: [s.solved, s.failed, s.effort, s.version] for name, s in found.items()} == {
+        name: pytest.approx(row) for name, row in counts.items()
+    }
+
+    of = task(3, "half")
+    curriculum.set_prior(of, Rating("g", "p", 0, 6, 2, "rate", "2026-01-02T03:04:05Z", turns=4.0, thinking_tokens=50.0))
+    known = [*(counts[name] for name in features(of)), [2, 4, 6 * 4.5]]
+    everything = counts[""]
+    prior = (everything[0] + 1) / (everything[0] + everything[1] + 2)
+    ours, theirs = random.Random(1), random.Random(1)
+    odds, effort = math.log(prior / (1 - prior)), 0.0
+    for solved, failed, spent, *_ in known:
+        draw = theirs.betavariate(0.5 * solved + 2 * prior, 0.5 * failed + 2 * (1 - prior))
+        odds += math.log(draw / (1 - draw)) - math.log(prior / (1 - prior))
+        effort += spent / (solved + failed) / len(known)
+    harder = effort / (everything[2] / (everything[0] + everything[1])) - 1
+    p = 1 / (1 + math.exp(-odds))
+    expected = p * (1 - p) * (1 + 1.5 * 0.5 * harder)
+    assert curriculum._weight(of, ours, 0.5) == pytest.approx(expected) and abs(harder) > 0.01
 
 
 def test_what_takes_more_effort_weighs_more_towards_the_end() -> None:

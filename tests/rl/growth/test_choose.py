@@ -40,6 +40,10 @@ def test_one_bug_more_than_what_is_easy() -> None:
     assert kinds_to_make([*easy, *groups("compare+compare", 4, 4)], SETTINGS, 0, 1) == [("compare",) * 3] * 4
     hardest = [*easy, *groups("compare+compare", 4, 4), *groups("compare+compare+compare", 4, 4)]
     assert kinds_to_make(hardest, SETTINGS, 0, 1) == []
+    assert kinds_to_make([*groups("compare+compare", 4, 4), *easy], SETTINGS, 0, 1) == [("compare",) * 3] * 4
+    mixed = [*easy, *groups("compare+compare", 4, 4), *groups("swap", 4, 4)]
+    made = {bugs for step in range(20) for bugs in kinds_to_make(mixed, SETTINGS, 0, step)}
+    assert made == {("compare",) * 3, ("swap",) * 2}, "a kind goes only with kinds that are easy with as many bugs"
     more = SETTINGS.model_copy(update={"max_bugs": 4})
     assert kinds_to_make(hardest, more, 0, 1) == [("compare",) * 4] * 4
 
