@@ -1,10 +1,13 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from woodshed.record.segment import Segment
-from woodshed.record.trajectory import ExitStatus, Trajectory
+from woodshed.record.trajectory import ExitStatus, Fork, Trajectory
 from woodshed.rl.algorithms import load_algorithm
 from woodshed.rl.batching import build_batch
+from woodshed.rollout.failures import FAULT
 
 DEFAULT = load_algorithm("mean_baseline", budget=10)
 
@@ -60,6 +63,23 @@ def test_infra_errors_are_masked_and_leave_the_baseline() -> None:
     assert batch.weights["rl"][1] == 0.5
     assert batch.denominators["rl"] == 40
     assert stats.reward_mean == stats.reward_terms["outcome"] == 0.5 and stats.reward_best_mean == 1.0
+
+
+def test_statistics_of_rewards_are_of_the_roots_that_are_left() -> None:
+    """Below 0, so that a missing value cannot count as the best."""
+    fork = Fork("a", 1, 0, 2)
+    group = [
+        trajectory("a", -1.0, ["pss"]),
+        trajectory("b", -0.5, ["pss"]),
+        replace(trajectory("a.f0", 1.0, ["pss"]), fork=fork),
+        replace(trajectory("a.f1", 0.0, ["pss"], status="infra_error"), fork=fork, labels={FAULT: "replay"}),
+        trajectory("c", 0.0, ["pss"], status="infra_error"),
+    ]
+    lost = [trajectory("d", 0.0, ["pss"], status="infra_error")]
+    tree = load_algorithm("tree", budget=10)
+    _, stats = build_batch([group, lost], tree, step=1, batch_id="x", generation_budget=10)
+    assert (stats.forks, stats.abandoned_forks, stats.infra_errors, stats.quarantined) == (1, 1, 2, 0)
+    assert stats.reward_mean == stats.reward_terms["outcome"] == -0.75 and stats.reward_best_mean == -0.5
 
 
 def test_quarantined_rollouts_leave_the_batch_and_the_baseline() -> None:
