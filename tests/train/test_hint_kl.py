@@ -477,7 +477,7 @@ def test_the_teachers_are_what_they_say(tmp_path: Path, policy_dir: Path) -> Non
 
 @pytest.mark.parametrize("grammar", [False, True])
 def test_what_follows_a_token_that_the_teacher_rejects_does_not_count(grammar: bool) -> None:
-    batch, student, teacher = hinted_batch((9, 14, 30, 40)), Decoder(CONFIG, seed=1), Decoder(CONFIG, seed=2)
+    batch, student, teacher = hinted_batch((9, 14, 30, 40), seed=2), Decoder(CONFIG, seed=1), Decoder(CONFIG, seed=2)
     may = np.ones((len(batch.tokens), 61), bool)
     if grammar:
         may = np.random.default_rng(3).random(may.shape) < 0.5
@@ -487,7 +487,7 @@ def test_what_follows_a_token_that_the_teacher_rejects_does_not_count(grammar: b
         batch = replace(batch, allowed=sets, allowed_of=np.arange(len(may), dtype=np.int32), behaviour_logprobs=sampled)
     hinted = batch.hinted
     assert hinted is not None
-    cut, kept = batch.weights["hint_kl"].copy(), 0
+    cut, kept, shortened = batch.weights["hint_kl"].copy(), 0, set[int]()
     for f in range(len(hinted)):
         tokens = hinted.tokens[hinted.ends[f] - hinted.lengths[f] : hinted.ends[f]]
         logits = all_logits(double(teacher), tokens).detach()
@@ -498,7 +498,11 @@ def test_what_follows_a_token_that_the_teacher_rejects_does_not_count(grammar: b
             said = float(row[batch.tokens[at]] - row[may[at]].logsumexp(-1))
             if said - float(batch.behaviour_logprobs[at]) < -0.2:
                 cut[at + 1 : int(hinted.at[f]) + hinted.targets[f]] = 0
+                shortened.add(f)
+    assert len(shortened) == 4, "all but the third message"
     assert 0 < kept < int((batch.weights["hint_kl"] != 0).sum()), "some tokens are left out, and some are not"
+    computed = hinted.lengths.sum() - len(hinted)  # nothing is shared, and the last token of a message is a target
+    assert read_hints(teacher, batch, TrainSettings(microbatch_tokens=1)).tokens == computed
     until = TrainSettings(importance=OFF, hint_kl=HintKlSettings(until_rejected=0.2))
     got, seen = gradients(student, batch, until, teacher)
     shorter = replace(batch, weights={**batch.weights, "hint_kl": cut})

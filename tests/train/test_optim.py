@@ -152,6 +152,23 @@ def test_state_continues_exactly() -> None:
         Optimizer(b, OptimizerSettings()).load_state(first.state())
 
 
+def test_every_learning_rate_is_multiplied_and_iterations_are_as_many_as_asked() -> None:
+    """A factor of 0.5 is the same as half of both learning rates; weight decay goes with them."""
+    decay = {"weight_decay": 0.1, "muon_weight_decay": 0.1}
+    half = OptimizerSettings(kind="muon", lr=0.01, muon_lr=0.02, muon_steps=2, **decay)
+    whole = half.model_copy(update={"lr": 0.005, "muon_lr": 0.01})
+    start, a, b = (Decoder(CONFIG, seed=3) for _ in range(3))
+    for model, settings, factor in ((a, half, 0.5), (b, whole, 1.0)):
+        set_gradients(model, 0)
+        Optimizer(model, settings).step(factor)
+    for before, x, y in zip(start.parameters(), a.parameters(), b.parameters()):
+        torch.testing.assert_close(x, y, rtol=1e-6, atol=1e-7)
+        assert not torch.equal(before, x)
+    down = b.layers[0].down
+    expected = start.layers[0].down * (1 - 0.01 * 0.1) - 0.01 * orthogonalise(down.grad[None], 2)[0]
+    torch.testing.assert_close(down, expected, rtol=1e-5, atol=1e-6)
+
+
 def test_schedules() -> None:
     constant = ScheduleSettings(warmup_steps=4)
     assert [lr_factor(s, constant) for s in (0, 1, 3, 4, 999)] == [0.25, 0.5, 1.0, 1.0, 1.0]

@@ -89,6 +89,19 @@ def test_metrics_of_an_on_policy_batch_with_a_known_gap(decoder: Decoder, make_b
     assert metrics["lr"] == pytest.approx(3e-4 / 5)
 
 
+def test_rows_that_begin_alike_are_counted(decoder: Decoder) -> None:
+    """Two rollouts in three rows of 24 tokens, of which all begin with the same 20."""
+    weight = np.zeros(24, np.float32)
+    weight[22:] = 1
+    rows = [
+        Sequence(np.r_[np.arange(20), at, 1, 2, 3].astype(np.int32), {"ce": weight}, trajectory=name)
+        for at, name in ((21, "a"), (22, "a"), (23, "b"))
+    ]
+    metrics = Trainer(decoder, TrainSettings()).step(pack(rows, id="b", step=1, denominators={"ce": 6.0}))
+    assert (metrics["rollouts"], metrics["sequences"]) == (2, 3)
+    assert metrics["tokens"] == 20 + 3 * 3 and metrics["spared_share"] == 40 / (3 * 23), "the last is only a target"
+
+
 def test_clipping_scales_the_gradient_only(make_batch) -> None:
     """With plain AdamW at its first step the update does not depend on the gradient's scale; Muon's never does."""
     batch, results = make_batch(), []
@@ -99,6 +112,16 @@ def test_clipping_scales_the_gradient_only(make_batch) -> None:
     assert results[0][0] == results[1][0] > 1e-3
     for name, value in results[0][1].items():
         torch.testing.assert_close(value, results[1][1][name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("clip", [0.0, 1e-3, 1e3])
+def test_the_optimizer_gets_the_clipped_gradient(decoder: Decoder, make_batch, clip: float) -> None:
+    """After the first step of AdamW the first moment is (1 - beta1) times the gradient."""
+    trainer = Trainer(decoder, TrainSettings(clip_norm=clip))
+    norm = trainer.step(make_batch())["grad_norm"]
+    moments = [value.double() for name, value in trainer.state()[0].items() if name.endswith(".exp_avg")]
+    found = torch.cat([moment.flatten() for moment in moments]).norm() / 0.1
+    assert float(found) == pytest.approx(min(norm, clip or np.inf), rel=1e-4) and 1e-3 < norm < 1e3
 
 
 @pytest.mark.parametrize("broken", [False, True])
@@ -195,9 +218,20 @@ def test_curve_equals_transformers_with_torch_adamw(make_batch) -> None:
         assert ours == pytest.approx(float(theirs.detach()), rel=2e-5)
 
 
-def test_percentiles_of_the_ratio() -> None:
+def test_statistics_of_the_ratio() -> None:
     dlogp = torch.randn(1000, generator=torch.Generator().manual_seed(0))
-    found = summarise(TokenStats(dlogp=[dlogp[:300], dlogp[300:]], importance=[torch.ones(1000)]))
+    importance = (torch.arange(1000) % 4).float()
+    found = summarise(TokenStats(dlogp=[dlogp[:300], dlogp[300:]], importance=[importance]))
+    x = dlogp.double().numpy()
+    expected = {
+        "dlogp_mean": np.abs(x).mean(),
+        "dlogp_p99": np.quantile(np.abs(x), 0.99, method="higher"),
+        "dlogp_max": np.abs(x).max(),
+        "k3": (np.exp(x) - 1 - x).mean(),
+        "ess": np.exp(x).sum() ** 2 / (1000 * np.exp(2 * x).sum()),
+        "masked_share": 0.25,
+    }
+    assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-9)
     for percent in (1, 50, 99):
         expected = np.quantile(np.exp(dlogp.double().numpy()), percent / 100, method="higher")
         assert found[f"ratio_p{percent}"] == pytest.approx(expected, rel=1e-12)
