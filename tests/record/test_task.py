@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,18 @@ def test_bad_task_toml_names_the_field(tmp_path: Path, toml: str, message: str) 
     (tmp_path / "instruction.md").write_text("x")
     with pytest.raises(TaskError, match=message):
         Task.load(tmp_path)
+
+
+def test_a_file_name_that_is_not_utf8_is_named(tmp_path: Path) -> None:
+    for part in ("environment/workspace", "tests", "solution/workspace"):
+        (tmp_path / part).mkdir(parents=True)
+    (tmp_path / "task.toml").write_text('[task]\nname = "a/b"\n')
+    (tmp_path / "instruction.md").write_text("x")
+    task = Task.load(tmp_path)
+    (tmp_path / os.fsdecode(b"environment/workspace/caf\xe9.py")).write_bytes(b"")
+    for read in (lambda: task.digest, task.workspace_names, task.workspace_files):
+        with pytest.raises(TaskError, match=r"caf\\udce9.py' is not UTF-8; rename it"):
+            read()
 
 
 def test_refuses_paths_outside(tmp_path: Path) -> None:

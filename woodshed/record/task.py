@@ -251,9 +251,15 @@ def _plain_files(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     try:
-        return [path for path in all_below(folder) if path.is_file() and not path.is_symlink()]
+        paths = [path for path in all_below(folder) if path.is_file() and not path.is_symlink()]
     except OSError as error:
         raise _unreadable(folder, error) from error
+    for path in paths:
+        try:
+            path.relative_to(folder).as_posix().encode()
+        except UnicodeEncodeError:
+            raise TaskError(f"{folder}: the name of the file {path.name!a} is not UTF-8; rename it") from None
+    return paths
 
 
 def _unreadable(folder: Path, error: OSError) -> Exception:
