@@ -326,9 +326,10 @@ def test_one_value_nearly_everywhere_tells_nothing(usual: int, problem: bool) ->
 
 
 def test_of_two_values_one_is_not_enough() -> None:
-    """One of two functions is repaired, the other is always "odd"."""
-    most = {f"a_with_other_numbers.py::most[{n}]": [f'"{n}"'] for n in range(80)}
+    """One of two functions is repaired, the other is always "odd" where it should be one of both, or True."""
+    most = {f"a_with_other_numbers.py::most[{n}]": [f'"{n}"'] for n in range(140)}
     few = {f"a_with_other_numbers.py::few[{n}]": ['"even"' if n < 4 else '"odd"'] for n in range(10)}
+    most |= {f"a_with_other_numbers.py::few[yes {n}]": ["true"] for n in range(7)}
     found = reference_of({**most, **few}, {**most, **few}, Known())
     constant = {**most, **{test: ['"odd"'] for test in few}}
     assert not objection(found, constant, 0.9)

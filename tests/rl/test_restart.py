@@ -156,8 +156,8 @@ def test_the_progress_of_the_curriculum_is_that_of_the_whole_run(
 
 
 def test_a_restarted_controller_has_learned_the_same_and_plans_again(tmp_path: Path) -> None:
-    """Of each group its roots at the version of its dispatch, none of a task that was taken out; the plan after the
-    newest batch may have been lost."""
+    """The curriculum is told the roots of each group at the version of its dispatch, but no task that was taken out.
+    The plan after the newest batch may have been lost, so it is made again."""
     ledger = Ledger(tmp_path / "state.sqlite")
     rows = [ledger.dispatch(f"t/{n}", n, n, 2) for n in range(4)]
     ledger.fork(rows[2].id, ["g000002-00.f0"])

@@ -166,7 +166,7 @@ def refused(found: Reference, answered: Values) -> frozenset[str]:
 
 
 def _parts(known: Reference, seen: Values) -> dict[tuple[str, str], list[bool]]:
-    """Map (function of tests, the value if it can be guessed or is half of its values, else '') to whether each
+    """Map (function of tests, the value if it can be guessed or is half of those that cannot, else '') to whether each
     telling value is right."""
     answered: dict[str, list[tuple[str, bool]]] = {}
     for test, (function, _) in places(known.telling).items():
@@ -175,11 +175,10 @@ def _parts(known: Reference, seen: Values) -> dict[tuple[str, str], list[bool]]:
                 answered.setdefault(function, []).append((_least(value), same(value, answer)))
     parts: dict[tuple[str, str], list[bool]] = {}
     for function, values in answered.items():
-        usual, count = Counter(value for value, _ in values).most_common(1)[0]
-        often = count >= max(_FEWEST, len(values) / 2)
-        named = {*_GUESSED, usual} if often else set(_GUESSED)
+        counts = Counter(value for value, _ in values if value not in _GUESSED)
+        often = {value for value, count in counts.items() if count >= max(_FEWEST, counts.total() / 2)}
         for value, right in values:
-            parts.setdefault((function, value if value in named else ""), []).append(right)
+            parts.setdefault((function, value if value in _GUESSED or value in often else ""), []).append(right)
     return parts
 
 
