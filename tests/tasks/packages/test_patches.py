@@ -70,6 +70,7 @@ def test_modes_are_nothing_and_empty_files_are_files() -> None:
         (CHANGE.replace(" three", " four"), r"does not apply: src/a\.py has other lines at 1$"),
         (CHANGE.replace("-1,3 +1,3", "-2,3 +2,3"), "has other lines at 2"),
         (CHANGE + CHANGE.removeprefix(HEAD), "has other lines at 1"),
+        (HEAD + "@@ -9,0 +10 @@\n+ten\n", "has other lines at 9"),  # beyond the end of the file
         (CHANGE.replace("src/a.py", "src/c.py"), r"does not apply: src/c\.py is not there"),
         ("--- /dev/null\n+++ b/src/b.py\n@@ -0,0 +1 @@\n+x\n", "it makes src/b.py, which is there"),
         ("--- a/src/a.py\n+++ /dev/null\n@@ -1 +0,0 @@\n-one\n", r"removes src/a\.py and keeps lines of it"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,20 @@ def test_a_commit_is_read_exactly(tmp_path: Path) -> None:
     assert new.files["a.py"] == b"x = 2\n" and "link" not in new.files and "1 links" in new.notes[0]
     repos.write(tmp_path / "r", {"a.py": b"x = 3\n"})
     assert any("uncommitted changes are left out" in n for n in read_repository(str(tmp_path / "r"), "").notes)
+
+
+def test_a_name_that_is_not_utf8_is_left_out(tmp_path: Path) -> None:
+    """Such a file once made a clean repository one with uncommitted changes, and got another name in the tasks."""
+    repos.repository(tmp_path / "r", FILES)
+    odd = os.fsencode(tmp_path / "r") + b"/caf\xe9.py"
+    with open(odd, "wb") as file:
+        file.write(b"x = 1\n")
+    assert read_folder(tmp_path / "r").files.keys() == FILES.keys()
+    repos.git(tmp_path / "r", "add", "-A")
+    repos.git(tmp_path / "r", "commit", "-q", "-m", "two")
+    read = read_repository(str(tmp_path / "r"), "")
+    assert read.files == FILES
+    assert [note.partition(" ")[0] for note in read.notes] == ["1"] and "not UTF-8" in read.notes[0]
 
 
 def test_archives_depend_on_the_files_alone(tmp_path: Path) -> None:

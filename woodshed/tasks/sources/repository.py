@@ -98,7 +98,8 @@ class Snapshot:
 
 
 def read_folder(folder: Path) -> Snapshot:
-    """Regular files of a folder, without caches, environments, links and files of more than ``MAX_FILE_BYTES``.
+    """Regular files of a folder, without caches, environments, links, files of more than ``MAX_FILE_BYTES`` and names
+    that are not UTF-8.
 
     Raises PackageError if the folder cannot be read, holds no files or is larger than ``MAX_BYTES``.
     """
@@ -109,9 +110,12 @@ def read_folder(folder: Path) -> Snapshot:
             folders[:] = sorted(f for f in folders if f not in _SKIPPED and not Path(root, f, "pyvenv.cfg").exists())
             for name in sorted(names):
                 path = Path(root, name)
-                if path.is_symlink() or not path.is_file() or path.stat().st_size > MAX_FILE_BYTES:
+                relative = path.relative_to(folder).as_posix()
+                if path.is_symlink() or not path.is_file() or not _is_utf8(relative):
                     continue
-                files[path.relative_to(folder).as_posix()] = path.read_bytes()
+                if path.stat().st_size > MAX_FILE_BYTES:
+                    continue
+                files[relative] = path.read_bytes()
                 total += path.stat().st_size
                 if total > MAX_BYTES:
                     raise PackageError(
@@ -126,6 +130,15 @@ def read_folder(folder: Path) -> Snapshot:
 
 def _refuse(error: OSError) -> None:
     raise error
+
+
+def _is_utf8(name: str) -> bool:
+    """Return whether a file name, read with ``surrogateescape``, is UTF-8, as the names in a task must be."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def read_repository(place: str, commit: str) -> Snapshot:
@@ -218,18 +231,20 @@ def _at_commit(folder: Path, commit: str, place: str) -> Snapshot:
     entries: list[tuple[str, str]] = []
     total, skipped = 0, 0
     for line in _git(folder, "ls-tree", "-r", "-z", "--long", full, where=place).split(b"\0"):
-        head, _, name = line.decode("utf-8", "replace").partition("\t")
+        head, _, name = line.decode("utf-8", "surrogateescape").partition("\t")
         if not name:
             continue
         mode, kind, digest, size = head.split()
-        if kind != "blob" or mode not in ("100644", "100755") or int(size) > MAX_FILE_BYTES:
-            skipped += 1  # links, submodules, large files
+        regular = kind == "blob" and mode in ("100644", "100755")
+        if not regular or int(size) > MAX_FILE_BYTES or not _is_utf8(name):
+            skipped += 1  # not regular: links and submodules
             continue
         entries.append((digest, name))
         total += int(size)
     if total > MAX_BYTES:
         raise PackageError(f"{place}: the commit holds more than {MAX_BYTES >> 20} MiB")
-    notes = [f"{skipped} links, submodules or files over {MAX_FILE_BYTES >> 10} KiB are left out"] if skipped else []
+    kinds = f"links, submodules, files over {MAX_FILE_BYTES >> 10} KiB or with names that are not UTF-8"
+    notes = [f"{skipped} {kinds} are left out"] if skipped else []
     files = _blobs(folder, entries, place)
     if not commit and (folder / ".git").exists() and any(_differs(folder / n, data) for n, data in files.items()):
         notes.append(f"uncommitted changes are left out; the tasks are made from commit {full[:12]}")

@@ -62,7 +62,7 @@ def _changed(data: bytes, hunks: list[_Hunk], why: str) -> bytes:
     have, made, at = _lines(data), [], 0
     for hunk in hunks:
         first = hunk.start - 1 if hunk.old else hunk.start
-        if first < at or have[first : first + len(hunk.old)] != hunk.old:
+        if not at <= first <= len(have) or have[first : first + len(hunk.old)] != hunk.old:
             raise Rejected(f"{why} has other lines at {hunk.start}")
         made += [*have[at:first], *hunk.new]
         at = first + len(hunk.old)
