@@ -79,10 +79,11 @@ def reference_choice(scores: list[float], k: int, replay: list[int], ratio: floa
 
 @pytest.mark.parametrize("ratio", [0.0, 0.5, 0.9, 1.0])
 @pytest.mark.parametrize("k", [1, 3])
-def test_choice_against_the_rule(ratio: float, k: int) -> None:
+@pytest.mark.parametrize("least", [-1, 0])
+def test_choice_against_the_rule(ratio: float, k: int, least: int) -> None:
     generator = torch.Generator().manual_seed(0)
     scores = torch.rand(200, 6, generator=generator)
-    replay = torch.randint(-1, 6, (200, k), generator=generator)
+    replay = torch.randint(least, 6, (200, k), generator=generator)
     chosen = choose_experts(scores, k, replay, ratio)
     expected = [reference_choice(s, k, r, ratio) for s, r in zip(scores.tolist(), replay.tolist(), strict=True)]
     assert chosen.tolist() == expected

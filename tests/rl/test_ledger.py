@@ -51,6 +51,26 @@ def test_swept_groups_free_their_capacity(tmp_path: Path) -> None:
     assert ledger.capacity_used() == 2
 
 
+def test_groups_are_told_apart_by_their_end(tmp_path: Path) -> None:
+    """Groups 3 and 1 are batched in the order in which they finished; of the others, one is dropped as too old."""
+    ledger = Ledger(tmp_path / "s")
+    rows = [ledger.dispatch(f"t{n}", n, 0, 1) for n in range(5)]
+    ledger.fork(rows[0].id, ["g000000-00.f0"])
+    ledger.replace(rows[0].id, "g000000-00", 1)
+    assert ledger.in_open_groups() == {"g000000-00", "g000000-00.1", *(f"g00000{n}-00" for n in range(1, 5))}
+    for number in (3, 1, 2):
+        ledger.finish(rows[number].id, "ready")
+    assert [row.position for row in ledger.ready_groups()] == [3, 1, 2]
+    ledger.finish(rows[2].id, "stale", step=1)
+    assert ledger.dropped_groups(1) == [rows[2].id]
+    for step, number in enumerate((3, 1), 1):
+        ledger.batch(step, [rows[number].id])
+    with pytest.raises(ValueError, match="g000001-00 was not dispatched for the batch of step 1"):
+        ledger.settle(1, {"g000001-00": "trained"})
+    ledger.finish(rows[4].id, "unused")
+    assert [row.position for row in ledger.finished_groups()] == [3, 1, 2], "nothing was learned from an unused one"
+
+
 @pytest.mark.parametrize(("batch", "bound"), [(1, 0), (4, 0), (4, 1), (3, 5)])
 def test_capacity_bounds_staleness_exactly(batch: int, bound: int) -> None:
     """Dispatch greedily at every version: group g is trained at step g // batch, never more than ``bound`` late."""

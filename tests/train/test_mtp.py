@@ -89,6 +89,15 @@ def test_nothing_flows_into_the_network_and_a_head_that_knows_has_no_loss() -> N
     assert all(torch.equal(tensor, before[name]) for name, tensor in policy.state_dict().items())
 
 
+def test_a_weight_before_which_no_hidden_state_exists_teaches_nothing() -> None:
+    """Position 0 alone is weighed, as in a row whose only weight is that of its second token."""
+    policy, head = decoder(sharpness=4.0).requires_grad_(False), MtpHead(DENSE, seed=2)
+    weights = torch.zeros(1, 12)
+    weights[0, 0] = 1
+    assert distill(policy, head, batch()[0][:1], weights, denominator=1.0) == (0.0, 0.0)
+    assert all(parameter.grad is None for parameter in head.parameters())
+
+
 def test_a_head_learns_what_the_network_says_next() -> None:
     policy, head = decoder(sharpness=12.0), MtpHead(DENSE, seed=2)
     policy.requires_grad_(False)

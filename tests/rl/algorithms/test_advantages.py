@@ -186,3 +186,10 @@ def test_a_restarted_run_tells_an_algorithm_what_it_has_missed() -> None:
     whole = built(1)
     assert {step: weights for step, weights in whole.items() if step >= 5} == built(5)
     assert not any(whole[1]) and not any(whole[2]) and any(whole[4])
+    seen: list[float] = []  # what an algorithm was shown before a batch
+    for step, groups in batches.items():
+        rewards = [t.reward for (t,) in groups if t.status != "infra_error" and "bad" not in t.labels]
+        if len(seen) >= 16:
+            base = np.average(seen, weights=0.5 ** (np.arange(len(seen))[::-1] / 256))
+            np.testing.assert_allclose(whole[step], [w for r in rewards for w in (0, r - base)], atol=1e-6)
+        seen += rewards

@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from woodshed.record.segment import Segment
+from woodshed.record.segment import Altered, Segment
 from woodshed.record.trajectory import ExitStatus, Fork, Trajectory
 from woodshed.rl.algorithms import load_algorithm
 from woodshed.rl.batching import build_batch
@@ -141,3 +141,10 @@ def test_a_group_is_of_one_task() -> None:
             batch_id="x",
             generation_budget=10,
         )
+
+
+def test_tokens_sampled_from_another_distribution_are_refused() -> None:
+    group = [trajectory("a", 1.0, ["pss"]), trajectory("b", 0.0, ["pss"])]
+    group[1].segments[0].altered.append(Altered(1, 3, temperature=0.5))
+    with pytest.raises(ValueError, match=r"trajectory b: tokens 1 to 3 .* sampled at temperature 0\.5"):
+        build_batch([group], DEFAULT, step=1, batch_id="x", generation_budget=10)
