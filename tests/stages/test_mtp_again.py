@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,6 +39,34 @@ def test_the_figures_of_the_last_step_survive_a_kill(tmp_path: Path, monkeypatch
             mtp.distill_head(recipe, run)
     mtp.distill_head(recipe, run)
     assert run.read_result_of("mtp")["loss"] > 0
+
+
+def test_a_killed_stage_goes_on_as_if_it_had_not_been(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same head, from the same batches and learning rates, after a kill behind the second of four steps."""
+    rng = np.random.default_rng(0)
+    shown = [Example(rng.integers(0, 60, 24).astype(np.int32), (np.arange(24) > 0).astype(np.float32)) for _ in "abc"]
+    recipe = load_recipe("smoke", ["learn.mtp={steps=4, batch_tokens=16}", "policy.device='cpu'"])
+    save, heads, lines = mtp.save_checkpoint, list[bytes](), list[str]()
+
+    def killed(folder: Path, step: int, *rest: Any, **more: Any) -> None:
+        save(folder, step, *rest, **more)
+        if step == 2:
+            raise Killed
+
+    monkeypatch.setattr(mtp, "Every", lambda seconds: lambda: True)
+    for kill in (False, True):
+        run = run_with(tmp_path / str(kill))
+        run.policy("rl").rename(run.policy("sft"))
+        save_examples(run.examples(), shown)
+        if kill:
+            with monkeypatch.context() as first:
+                first.setattr(mtp, "save_checkpoint", killed)
+                with pytest.raises(Killed):
+                    mtp.distill_head(recipe, run)
+        mtp.distill_head(recipe, run)
+        heads.append((run.policy("sft") / "mtp.safetensors").read_bytes())
+        lines.append(run.stage_metrics("mtp").read_text())
+    assert heads[0] == heads[1] and lines[0] == lines[1]
 
 
 def test_a_tokens_weight_is_that_of_its_prediction() -> None:

@@ -252,6 +252,9 @@ def test_batches_that_do_not_belong_are_refused(tmp_path: Path, policy_dir: Path
     again.save(batch_path(config.batches, 2))
     with pytest.raises(BatchError, match="already trained"):
         worker.run()
+    worker = Worker(config)  # a restart knows, too
+    with pytest.raises(BatchError, match="already trained"):
+        worker.run()
 
 
 def test_old_batches_are_deleted_but_not_what_a_fall_back_needs(tmp_path: Path, policy_dir: Path, make_batch) -> None:

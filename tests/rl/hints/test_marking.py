@@ -176,6 +176,11 @@ def test_who_gets_hints() -> None:
     short.max_positions = int(whole.hinted.lengths.max()) - 1
     batch, stats = built(group_of(1.0, 0.0), short)
     assert stats.hints.too_long == 2 and stats.hints.messages == 2, "the later message is too long with its hint"
+    short.max_positions += 1
+    assert built(group_of(1.0, 0.0), short)[1].hints.too_long == 0
+    later_first = hinter(per_trajectory=1, triggers=("invalid_arguments", "unknown_tool"))
+    batch, _ = built(group_of(1.0, 0.0), later_first)
+    assert batch.hinted is not None and batch.hinted.at[0] == whole.hinted.at[0], "the earliest message"
 
 
 def test_hints_have_a_share_of_the_sampled_tokens() -> None:
