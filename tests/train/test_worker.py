@@ -252,7 +252,7 @@ def test_batches_that_do_not_belong_are_refused(tmp_path: Path, policy_dir: Path
     again.save(batch_path(config.batches, 2))
     with pytest.raises(BatchError, match="already trained"):
         worker.run()
-    worker = Worker(config)  # a restart knows, too
+    worker = Worker(config.model_copy(update={"steps": 2}))  # a restart knows, too
     with pytest.raises(BatchError, match="already trained"):
         worker.run()
 

@@ -17,7 +17,7 @@ from tests.gateway.chatty import CONFIG
 from tests.gateway.parts import ADMIN, HERMES, TOKENIZERS, ScriptedEngine
 from tests.grading import toy
 from tests.programs import served
-from tests.rl.hints.episodes import TASK, TASKS, scripted
+from tests.rl.hints.episodes import TASK, TASKS, forked, scripted
 from tests.rollouts import arena, call_texts
 from woodshed.engine.grammar import Grammars
 from woodshed.engine.local import LocalEngine
@@ -168,6 +168,20 @@ def test_a_rubric_is_a_reward_term(wrong: Trajectory, tmp_path: Path) -> None:
     assert read.ratings == {"tested": -0.5} and len(read.hints) == 1
     settings = RLSettings(rubrics=RUBRICS, reader=ReaderSettings(base_url="policy"))
     assert settings.make_reward()(TASK, read, Outcome(False)) == {"outcome": 0.0, "rubric_tested": -0.1}
+
+
+def test_a_score_of_zero_needs_no_quotation() -> None:
+    assert parse_score(score(CODE, score=0, quote=""), CODE, ["All tests pass now."]) == 0
+
+
+def test_a_fork_is_asked_about_its_own_replies_and_keeps_its_labels(wrong: Trajectory, tmp_path: Path) -> None:
+    def say(prompt: str, code: str) -> str:
+        [shown] = re.findall(rf"{code}\n(.*)\n{code}", prompt)
+        assert [message["number"] for message in json.loads(shown)["messages"]] == [1, 2]
+        return hint(code)
+
+    read, _ = reading(replace(forked(wrong, 1), labels={"user": "a"}), say, tmp_path)
+    assert read.labels == {"user": "a", "reader": "marked"} and read.hints[0]["reply"] == 1
 
 
 def test_the_reader_never_sees_the_solution_and_is_bounded(wrong: Trajectory) -> None:
