@@ -34,6 +34,7 @@ def test_a_known_change_is_carried_over(visible: str, changes: list[tuple[str, s
 
 def test_numbers_bytes_and_hybrids_of_the_given_code() -> None:
     assert "[3,4]" in predictions("[2,4]", [(2, 3)], None, None)
+    assert "[f2.5,f2.0,3]" in predictions("[f1.5,f2.0,2]", [(1.5, 2.5), (2, 3)], None, None)
     assert f"b{b'kez'.hex()}" in predictions(f"b{b'key'.hex()}", [("key", "kez")], None, None)
     # the given code keeps a letter that the solution replaces: the replacement can be read off the visible input
     assert text("abd ss") in predictions(text("abc ss"), [("abc ß", "abd ß")], text("abc ß"), text("abd ß"))

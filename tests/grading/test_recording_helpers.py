@@ -212,13 +212,19 @@ def test_a_predicate_is_told_from_constants_by_enough_of_both_answers(values: li
 
 TWO = """from math import prod
 
+import pytest
+
 from shapes.measure import area, double
+
+
+def slowly(width, height):
+    return sum(width for _ in range(height))
 
 
 def test_area():
     assert area(2, 3) == prod([2, 3])
-    assert area(4, 9) == prod([4, 9])
-    assert area(7, 5) == prod([7, 5])
+    assert area(4, 9) == pytest.approx(36.0)
+    assert area(7, 5) == slowly(7, 5)
 
 
 def test_long_area():
@@ -247,6 +253,90 @@ def test_what_the_test_computes_itself_is_no_answer(tmp_path: Path, in_boxes: An
         assert not fake.resolved and "other inputs" in fake.detail
 
     in_boxes(run)
+
+
+PURE = """import pytest
+from functools import lru_cache
+from pytest import approx
+from shapes import measure
+from shapes.measure import area
+
+UNIT = 2
+
+
+@lru_cache
+def slowly(width: int, height: int) -> int:
+    if not isinstance(height, int):
+        raise TypeError(height)
+    return width * height * UNIT if height < 2 else width + again(width, height - 1)
+
+
+def again(width, height):
+    return slowly(width, height)
+
+
+def through(width, height):
+    return measure.area(width, height)
+
+
+def of_through(width):
+    return through(width, 1)
+
+
+def imports(width):
+    import shapes.measure as code
+    return code.area(width, 1)
+
+
+@pytest.fixture
+def made():
+    return 3
+
+
+class Cases:
+    def method(self):
+        return 3
+
+
+def test_it(made, width):
+    local = measure.area
+    assert area(2, 3) == VALUE
+"""
+
+
+@pytest.mark.parametrize(
+    ("value", "given"),
+    [
+        ("pytest.approx(6.5)", True),
+        ("approx([1.5, UNIT])", True),
+        ("[pytest.approx(x, abs=1e-3) for x in (1, 2)]", True),
+        ("slowly(2, 3)", True),
+        ("again(2, 3)", True),
+        ("pytest.approx(slowly(2, 3))", True),
+        ("pytest.approx(area(3, 2))", False),
+        ("pytest.importorskip('shapes')", False),
+        ("through(2, 3)", False),
+        ("of_through(2)", False),
+        ("imports(2)", False),
+        ("made()", False),
+        ("method(2)", False),
+        ("local(2, 3)", False),
+        ("width(2)", False),
+        ("slowly(area(2, 3), 1)", False),
+    ],
+)
+def test_what_the_code_has_no_part_in_is_not_recorded(value: str, given: bool) -> None:
+    altered = alter(PURE.replace("VALUE", value), SAME)
+    assert altered is not None
+    assert ("woodshed_seen(area(2, 3))" in altered) == given, altered
+
+
+@pytest.mark.parametrize(
+    "more", ["again = print\n", "def slowly(x):\n    return area(x, x)\n", "from shapes import *\n"]
+)
+def test_a_name_that_a_file_binds_twice_is_not_known(more: str) -> None:
+    altered = alter(PURE.replace("VALUE", "slowly(2, 3)") + more, SAME)
+    assert altered is not None and "woodshed_seen(area(2, 3))" not in altered
 
 
 PREDICATE = """def area(width, height):

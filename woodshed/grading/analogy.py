@@ -16,7 +16,8 @@ Change = tuple[object, object]
 
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 _TOKEN = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+|.", re.DOTALL)
-_NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?![\w.])")
+_NUMBER = re.compile(r"(?<![\w.])(?:f(?=-?\d+\.))?(-?\d+(?:\.\d+)?)(?![\w.])")
+"""A number of a text; a float that is a value of its own has an ``f`` before it."""
 _LONGEST = 2000
 """Maximum characters of texts that are compared piece by piece."""
 
@@ -79,7 +80,9 @@ def _replaced(text: str, strings: Mapping[str, str]) -> str:
 
 def _numbers(text: str, changes: Iterable[Change]) -> str:
     table = {repr(old): repr(new) for old, new in changes if type(old) in (int, float) and type(new) in (int, float)}
-    return _NUMBER.sub(lambda match: table.get(match[0], match[0]), text) if table else text
+    if not table:
+        return text
+    return _NUMBER.sub(lambda match: match[0].removesuffix(match[1]) + table.get(match[1], match[1]), text)
 
 
 def _carried(a: str, b: str, c: str) -> str:

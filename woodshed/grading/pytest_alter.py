@@ -14,19 +14,14 @@ import ast
 import builtins
 import sys
 import unittest
-from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
 from woodshed.record.python_source import parse_python
 
 from .other_constants import SAME, Kind, chosen, other
+from .pytest_constants import constants, is_given, is_literal, pure_names
 from .reshape import reordered
-
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
 
 THE_END = "the end"
 """Text recorded by a test that has nothing else to record."""
@@ -43,15 +38,6 @@ _CONVERTERS = frozenset(["list", "tuple", "set", "frozenset", "sorted", "dict", 
 _NORMALISERS = frozenset(["strip", "lstrip", "rstrip", "lower", "upper", "split", "splitlines"])
 """Functions and methods of strings that give the data of their argument in one form, whatever form that has; a test
 that calls one compares only its result."""
-_PURE = _words(
-    "abs all any bin bool bytearray bytes chr complex dict divmod enumerate filter float format frozenset hex int iter "
-    "len list map max min next oct ord pow range repr reversed round set slice sorted str sum tuple zip"
-)
-_PURE_MODULES = _words(
-    "base64 binascii bisect collections copy datetime decimal fractions functools hashlib heapq html itertools json "
-    "math operator re statistics string struct textwrap unicodedata"
-)
-"""Functions and modules of Python whose results depend on their arguments only."""
 _BY_NAME = frozenset(
     ("getattr", "setattr", "hasattr", "delattr", "import_module", "importorskip", "__import__", "open", "fixture")
 )
@@ -73,7 +59,7 @@ def alter(source: str, kind: Kind, seed: str = "", helpers: frozenset[str] = fro
         return None
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     own = helpers.union(node.name for node in ast.walk(tree) if isinstance(node, functions))
-    changer = _Alter(kind, own, _given(tree.body), seed, _of_others(tree), _pure(tree))
+    changer = _Alter(kind, own, constants(tree.body), seed, _of_others(tree), pure_names(tree))
     altered = ast.fix_missing_locations(changer.visit(tree))
     return ast.unparse(altered) if changer.changed or kind == SAME else None
 
@@ -135,26 +121,10 @@ class _Alter(ast.NodeTransformer):
     def _recorded(self, values: list[ast.expr], record: str = _RECORD) -> ast.Expr:
         """Return a call that records the values, without those that are written in the test itself or computed from
         such values by Python alone: any submission has them."""
-        computed = [_bare(value) for value in values if not _literal(value)]
-        told = [value for value in computed if not self._is_given(value)]
+        computed = [_bare(value) for value in values if not is_literal(value)]
+        known = self.given - self.own | self.pure | {_STEP}
+        told = [value for value in computed if not is_given(value, known, self.parameters)]
         return _call(*(told or computed), record=record)
-
-    def _is_given(self, value: ast.expr) -> bool:
-        """Return whether no code under test had a part in a value: it consists of constants of the test, and of what
-        Python's own functions make of them."""
-        inner = [*ast.walk(value)]
-        bound = {n.id for n in inner if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-        bound |= {n.arg for n in inner if isinstance(n, ast.arg)}
-        known = self.given - self.own | self.pure | bound | {_STEP}
-        # A parameter may be a fixture, which holds code under test.
-        used = (
-            n.value if isinstance(n, ast.Attribute) else n.func
-            for n in inner
-            if isinstance(n, ast.Attribute | ast.Call)
-        )
-        return all(n.id in known for n in inner if isinstance(n, ast.Name)) and not any(
-            isinstance(n, ast.Name) and n.id in self.parameters for n in used
-        )
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST:
         if isinstance(node.value, ast.Constant):
@@ -247,7 +217,7 @@ class _Alter(ast.NodeTransformer):
         self.errors = errors | _caught(node)
         arguments = node.args
         names = {a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs) if a.arg != "self"}
-        self.given, self.parameters = _given(node.body, outer | names), parameters | names
+        self.given, self.parameters = constants(node.body, outer | names), parameters | names
         inside, self._inside = self._inside, True
         node.body = [self.visit(statement) for statement in node.body]
         self.given, self.errors, self.parameters, self._inside = outer, errors, parameters, inside
@@ -308,60 +278,6 @@ class _Alter(ast.NodeTransformer):
     visit_AsyncWith = visit_With  # type: ignore[assignment]
 
 
-def _given(body: list[ast.stmt], known: frozenset[str] = frozenset()) -> frozenset[str]:
-    """Return the ``known`` names that statements do not bind to anything else, and those that they only assign to
-    literals, or bind in loops over literals or such names. Functions and classes within them are left out."""
-    found, others = set(known), set[str]()
-    for node in [*_statements(body)] * 2:  # again: what a loop goes over may be bound to something else below it
-        match node:
-            case ast.Assign(targets=targets, value=value):
-                # code under test may fill an empty container
-                given = _literal(value) and ast.literal_eval(value) not in ([], {}, set())
-                (found if given else others).update(*map(_stored, targets))
-            case ast.For(target=target, iter=over) | ast.AsyncFor(target=target, iter=over):
-                given = _literal(over) or (isinstance(over, ast.Name) and over.id in found - others)
-                (found if given else others).update(_stored(target))
-            case _:
-                others |= {name for part in _parts(node) for name in _stored(part)}
-    return frozenset(found - others)
-
-
-def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield statements and those nested in them, but for functions and classes."""
-    for node in body:
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield node
-            for part in ("body", "orelse", "finalbody"):
-                yield from _statements(getattr(node, part, []))
-            for inner in (*getattr(node, "handlers", []), *getattr(node, "cases", [])):
-                yield from _statements(inner.body)
-
-
-def _parts(node: ast.stmt) -> Iterator[ast.AST]:
-    """Yield the parts of a statement that are no statements themselves."""
-    return (part for part in ast.iter_child_nodes(node) if not isinstance(part, ast.stmt | ast.excepthandler))
-
-
-def _stored(node: ast.AST) -> set[str]:
-    """Return the names that a part of a statement binds, without the variables of comprehensions."""
-    inner = [*ast.walk(node)]
-    own = {id(name) for part in inner if isinstance(part, ast.comprehension) for name in ast.walk(part.target)}
-    return {name for part in inner if id(part) not in own for name in _binds(part)}
-
-
-def _binds(node: ast.AST) -> tuple[str, ...]:
-    """Return the name that one node of an assignment or of a pattern binds."""
-    match node:
-        case (
-            ast.Name(id=str(name), ctx=ast.Store())
-            | ast.MatchAs(name=str(name))
-            | ast.MatchStar(name=str(name))
-            | ast.MatchMapping(rest=str(name))
-        ):
-            return (name,)
-    return ()
-
-
 def _caught(function: ast.AST) -> frozenset[str]:
     """Return the names that ``with raises(...) as name`` binds: to the exception, or to what holds it."""
     found = set()
@@ -385,26 +301,6 @@ def _of_others(tree: ast.Module) -> frozenset[str]:
         elif isinstance(node, ast.ImportFrom) and not node.level and _is_tool(node.module or ""):
             found |= {a.asname or a.name for a in node.names}
     return frozenset(found)
-
-
-def _pure(tree: ast.Module) -> frozenset[str]:
-    """Return names of Python and its library in a file whose results depend on their arguments only, without those that
-    the file binds to anything else (``from funcy import all``)."""
-    found, others = set(_PURE), set[str]()
-    for node in ast.walk(tree):
-        match node:
-            case ast.Import(names=aliases):
-                for alias in aliases:
-                    pure = found if alias.name in _PURE_MODULES else others
-                    pure.add(alias.asname or alias.name.partition(".")[0])
-            case ast.ImportFrom(module=module, names=aliases, level=level):
-                names = {alias.asname or alias.name for alias in aliases}
-                (found if not level and module in _PURE_MODULES else others).update(names)
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                others.add(name)
-            case _:
-                others.update(_binds(node))
-    return frozenset() if "*" in others else frozenset(found - others)
 
 
 def _is_tool(module: str) -> bool:
@@ -465,14 +361,6 @@ def _noted(body: list[ast.stmt], expecting: ast.Call, *, again: bool) -> ast.Try
     if again:
         handler.body.append(ast.Raise())
     return ast.Try(body, [handler], [_call(ast.Constant("no exception"))], [])
-
-
-def _literal(value: ast.expr) -> bool:
-    try:
-        ast.literal_eval(value)
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return False
-    return True
 
 
 def _compares(function: ast.expr) -> bool:

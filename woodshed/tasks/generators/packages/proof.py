@@ -26,7 +26,7 @@ from woodshed.tasks.validate.guessing import ENDLESS, GUESSABLE, by_heart, guess
 
 from .report import Guessable, Rejected
 
-GATES = 14
+GATES = 15
 """Version of these gates. Verdicts of another version are not reused, for packages, exercises, custom sources and
 imported instances. Tasks of RefactorBench have no solution and go through none of these gates."""
 
