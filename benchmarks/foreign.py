@@ -2,10 +2,11 @@
 
 ``python benchmarks/foreign.py --seeds 0 1 2``. Each seed begins with the laptop recipe up to pretraining; ``--base``
 may hold runs of that recipe, ``seed0`` and so on, which came that far. Such a policy has never seen the agent's only
-tool, a shell. It learns the shell from the text and the demonstrations of the laptop recipe, with each call written as
-the command that does the same (``sed`` for an edit). The demonstrations are run in boxes, and the output is shown as
-the agent shows it; to check this, the agent itself plays some of them again and must send the same tokens. The rest is
-an ordinary run with ``harness.program``, the policy that has read the text as ``policy.source``, and the demonstrations
+tool, a shell. It learns the shell from the text of the laptop recipe and from a few of its demonstrations, with each
+call written as the command that does the same (``sed`` for an edit). The demonstrations are run in boxes, and the
+output is shown as the agent shows it; to check this, the agent itself plays some of them again and must send the same
+tokens. They are few, as those in somebody else's agent are: after 1,400 of them RL changed nothing (docs/programs.md).
+The rest is an ordinary run with ``harness.program``, the policy that has read the text as ``policy.source``, and the demonstrations
 as ``learn.demonstrations.conversations``. As in the laptop recipe its final policy learns from them and from what RL
 solved. With ``--add``, seeds that the result has already are kept, so that they can be run one at a time.
 
@@ -107,6 +108,8 @@ BASH: dict[str, Any] = {
 FINISH = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 CHECKED = 5
 """Number of demonstrations, the longest, that the agent itself plays again."""
+EPOCHS = 4
+"""Number of times that SFT reads the demonstrations."""
 TEXT_TOKENS = 600_000
 """Number of tokens of pretraining text with shell commands, trained on before the demonstrations."""
 SHOWN = 600
@@ -123,8 +126,8 @@ def main() -> None:
     parser.add_argument("--base", type=Path, default=Path("runs/bench-foreign/base"))
     parser.add_argument("--work", type=Path, default=Path("runs/bench-foreign"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=150)
-    parser.add_argument("--demonstrations", type=int, default=1400)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--demonstrations", type=int, default=66)
     parser.add_argument("--add", action="store_true", help="keep the other seeds of the result")
     parser.add_argument("--out", type=Path, default=RESULTS / "foreign.json", help="the result; default: %(default)s")
     args = parser.parse_args()
@@ -176,7 +179,7 @@ def recipe_of(base: Path, policy: Path, shown: Path, steps: int) -> Recipe:
             "tasks": {"main": "synthetic", "synthetic": laptop["tasks"]["synthetic"] | {"sft": 0}},
             "learn": {
                 "demonstrations": {"episodes": 0, "conversations": (str(shown.absolute()),)},
-                "sft": laptop["learn"]["sft"] | {"max_tokens": limits["context_tokens"]},
+                "sft": laptop["learn"]["sft"] | {"max_tokens": limits["context_tokens"], "epochs": EPOCHS},
                 "solved": {"after_rl": True},
             },
             "harness": {"program": PROGRAM, "limits": limits},
