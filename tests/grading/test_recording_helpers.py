@@ -257,6 +257,7 @@ def test_what_the_test_computes_itself_is_no_answer(tmp_path: Path, in_boxes: An
 
 PURE = """import pytest
 from functools import lru_cache
+from pathlib import Path, PurePath
 from pytest import approx
 from shapes import measure
 from shapes.measure import area
@@ -298,7 +299,10 @@ class Cases:
         return 3
 
 
-def test_it(made, width):
+@pytest.mark.parametrize("text, number", [("a b", 1), pytest.param("c", 2)])
+@pytest.mark.parametrize("seen", ["a"], indirect=True)
+@pytest.mark.parametrize("computed", [area(1, 1)])
+def test_it(made, width, text, number, seen, computed):
     local = measure.area
     assert area(2, 3) == VALUE
 """
@@ -322,6 +326,11 @@ def test_it(made, width):
         ("method(2)", False),
         ("local(2, 3)", False),
         ("width(2)", False),
+        ("text.split()[number]", True),
+        ("seen.upper()", False),
+        ("computed.real", False),
+        ("Path('a') / PurePath('b').name", True),
+        ("Path('a').read_text()", False),
         ("slowly(area(2, 3), 1)", False),
     ],
 )

@@ -20,7 +20,7 @@ from typing import Any
 from woodshed.record.python_source import parse_python
 
 from .other_constants import SAME, Kind, chosen, other
-from .pytest_constants import constants, is_given, is_literal, pure_names
+from .pytest_constants import constants, is_given, is_literal, parametrized, pure_names
 from .reshape import reordered
 
 THE_END = "the end"
@@ -217,7 +217,8 @@ class _Alter(ast.NodeTransformer):
         self.errors = errors | _caught(node)
         arguments = node.args
         names = {a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs) if a.arg != "self"}
-        self.given, self.parameters = constants(node.body, outer | names), parameters | names
+        self.given = constants(node.body, outer | names)
+        self.parameters = parameters | names - parametrized(node)
         inside, self._inside = self._inside, True
         node.body = [self.visit(statement) for statement in node.body]
         self.given, self.errors, self.parameters, self._inside = outer, errors, parameters, inside

@@ -22,9 +22,15 @@ _PURE = _words(
 )
 _PURE_MODULES = _words(
     "base64 binascii bisect collections collections.abc copy datetime decimal fractions functools hashlib heapq html "
-    "ipaddress itertools json math operator re statistics string struct textwrap typing unicodedata urllib.parse zlib"
+    "ipaddress itertools json math operator pathlib re statistics string struct textwrap typing unicodedata urllib.parse zlib"
 )
 """Functions and modules of Python whose results depend on their arguments only."""
+_LOOKS = _words(
+    "absolute chmod cwd exists expanduser glob hardlink_to home is_block_device is_char_device is_dir is_fifo is_file "
+    "is_mount is_socket is_symlink iterdir lstat mkdir open owner read_bytes read_text readlink rename resolve rglob "
+    "rmdir samefile stat symlink_to touch unlink walk write_bytes write_text"
+)
+"""Methods of paths whose results depend on the files there, which code under test may write."""
 _ERRORS = frozenset(
     name for name, value in vars(builtins).items() if isinstance(value, type) and issubclass(value, BaseException)
 )
@@ -51,7 +57,8 @@ def _uses_only(known: Collection[str], inner: Collection[ast.AST]) -> bool:
         if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and f"{n.value.id}.{n.attr}" == _APPROX
     ]
     named = (n for n in inner if isinstance(n, ast.Name) and not (n in approx and _APPROX in known))
-    return all(n.id in known or n.id in bound for n in named)
+    looks = any(isinstance(n, ast.Attribute) and n.attr in _LOOKS for n in inner)
+    return not looks and all(n.id in known or n.id in bound for n in named)
 
 
 def pure_names(tree: ast.Module) -> frozenset[str]:
@@ -146,6 +153,32 @@ def binds(node: ast.AST) -> tuple[str, ...]:
         ):
             return (name,)
     return ()
+
+
+def parametrized(test: ast.FunctionDef | ast.AsyncFunctionDef) -> frozenset[str]:
+    """Return the parameters of a test whose values are literals in a ``parametrize`` decorator. With ``indirect``, a
+    fixture makes something else of them."""
+    found: set[str] = set()
+    for node in test.decorator_list:
+        match node:
+            case ast.Call(ast.Attribute(attr="parametrize"), [names, values], keywords) if _are_literals(values):
+                if not any(keyword.arg != "ids" for keyword in keywords):
+                    each = names.elts if isinstance(names, ast.List | ast.Tuple) else [names]
+                    texts = [one.value for one in each if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+                    found.update(name.strip() for text in texts for name in text.split(","))
+    return frozenset(found)
+
+
+def _are_literals(values: ast.expr) -> bool:
+    """Return whether a sequence holds only literals, or ``pytest.param`` of literals."""
+    if not isinstance(values, ast.List | ast.Tuple):
+        return False
+    return all(
+        all(map(is_literal, value.args))
+        if isinstance(value, ast.Call) and ast.unparse(value.func) == "pytest.param"
+        else is_literal(value)
+        for value in values.elts
+    )
 
 
 def is_literal(value: ast.expr) -> bool:
