@@ -22,7 +22,8 @@ _PURE = _words(
 )
 _PURE_MODULES = _words(
     "base64 binascii bisect collections collections.abc copy datetime decimal fractions functools hashlib heapq html "
-    "ipaddress itertools json math operator pathlib re statistics string struct textwrap typing unicodedata urllib.parse zlib"
+    "ipaddress itertools json math operator pathlib re statistics string struct textwrap typing unicodedata "
+    "urllib.parse zlib"
 )
 """Functions and modules of Python whose results depend on their arguments only."""
 _LOOKS = _words(

@@ -1,4 +1,4 @@
-"""A group of which one function cannot be told from a guess becomes a task without that function."""
+"""A group in which some functions cannot be told from guesses becomes a task without these functions."""
 
 from __future__ import annotations
 
@@ -22,18 +22,24 @@ from .place import Place
 from .test_build import tree
 
 INIT = FUNCTIONS[0]
-CHECK = "posters/text.py:check"
+GUESSED = ["posters/text.py:width", "posters/text.py:check", "posters/text.py:stamp"]
+SIZES = [(7 * n + 3, 5 * n + 2) for n in range(1, 3)]
+PAPERS = "\n".join(f"    assert paper({w}, {h}) == {(w + 4) * (h + 4) + w % 3}" for w, h in SIZES)
 POSTERS = {
     "posters/__init__.py": "",
-    "posters/frame.py": '''from posters.text import check, line, width
+    "posters/frame.py": '''from posters.text import check, line, paper, stamp, width
 
 
-def poster(words, strict=False):
+def poster(words, strict=False, mark=None):
     """The words, one in each line of a frame."""
     if strict:
         check(words)
     wide = width(words)
     rows = [line(word, wide) for word in words]
+    if paper(wide, len(rows)) > 10000:
+        raise ValueError("too large")
+    if mark:
+        rows.append(stamp(mark))
     edge = "+" + "-" * wide + "+"
     return "\\n".join([edge, *rows, edge])
 ''',
@@ -56,6 +62,18 @@ def check(words):
         raise ValueError(empty)
 
 
+def paper(wide, high):
+    """Area of the paper, with a margin on all sides."""
+    area = (wide + 4) * (high + 4)
+    return area + wide % 3
+
+
+def stamp(mark):
+    """In capitals, between angle brackets."""
+    found = mark.title()
+    return f"<{found}>"
+
+
 def shout(text):
     """In capital letters."""
     found = text.upper()
@@ -68,7 +86,7 @@ def halve(number):
     return whole, rest
 ''',
     "tests/test_posters.py": '''from posters.frame import poster
-from posters.text import halve, shout
+from posters.text import halve, paper, shout
 
 
 def test_poster():
@@ -77,6 +95,11 @@ def test_poster():
 
 def test_long_poster():
     assert poster(["elephant", "is", "wide"]).split("\\n")[1] == "|...tnahpele|"
+
+
+def test_rows():
+PAPERS
+    assert poster(["ab", "cd"], mark="me").split("\\n")[3] == "<Me>"
 
 
 def test_strict():
@@ -102,7 +125,7 @@ def test_halve_even():
 
 def test_constant():
     assert 1 + 1 == 2
-''',
+'''.replace("PAPERS", PAPERS),
 }  # fmt: skip
 
 
@@ -158,10 +181,13 @@ def built(place: Place, folder: Path, out: Path, report: BuildReport) -> list[Ta
     )
 
 
-def test_the_group_without_it_is_kept(posters: tuple[Path, Path, list[Task], BuildReport]) -> None:
+def test_the_group_without_them_is_kept(posters: tuple[Path, Path, list[Task], BuildReport]) -> None:
+    """No value tells whether ``check`` is fixed, and few of those of one test whether ``stamp`` is. Other words are as
+    long, so the ``width`` of the visible ones is theirs."""
     _, out, tasks, report = posters
     (task,), (line,) = tasks, report.packages
-    assert task.info.provenance[LEFT_OUT] == CHECK and CHECK not in task.info.provenance["also"]
+    assert task.info.provenance[LEFT_OUT] == ", ".join(GUESSED) and "line" in task.info.provenance["also"]
+    assert not any(place in task.info.provenance["also"] for place in GUESSED)
     assert set(task.solution_files()) == {"posters/frame.py", "posters/text.py"}
     start = task.workspace_files()["posters/text.py"]
     assert b"raise ValueError(empty)" in start and b"ljust" not in start
@@ -169,7 +195,7 @@ def test_the_group_without_it_is_kept(posters: tuple[Path, Path, list[Task], Bui
     assert line.rejected == {GUESSABLE: 1} and line.kinds == {"delete_feature": [2, 1]}
     assert "1 groups were tried again without guessable functions, 1 kept" in report.table()
     rows = [row for row in read_jsonl(out / ".posters.jsonl") if "rejected" in row]
-    assert [(row["slug"] == task.path.name, row.get("guessable")) for row in rows] == [(False, [CHECK]), (True, None)]
+    assert [(row["slug"] == task.path.name, row.get("guessable")) for row in rows] == [(False, GUESSED), (True, None)]
 
 
 def test_a_kill_between_both_changes_nothing(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from woodshed.attacks.exploits import by_heart as python_by_heart
 from woodshed.attacks.exploits import node_by_heart
@@ -23,6 +23,7 @@ from woodshed.grading.telling import (
     told_in,
     without,
 )
+from woodshed.grading.telling import by_heart as by_heart_of
 from woodshed.record.task import Task, TaskError
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend
@@ -36,6 +37,8 @@ ANSWERS = ("True", "False", "None", "args[-1] if args else None")
 NODE_ANSWERS = ("true", "false", "null", "undefined", "args[args.length - 1]")
 """The same in JavaScript."""
 
+_NEARLY = 0.8
+"""Share of right values below which no submission is rewarded, whatever inputs are drawn; grading asks for more."""
 _SHARE = 0.75
 """An answer without computation must give less than this share of the values that tell a fix from a guess: with a few
 more answers by heart it would give all of them."""
@@ -50,6 +53,25 @@ def guessable(found: Reference, functions: Mapping[str, Iterable[str]]) -> tuple
         if not values or one_nearly_everywhere(values):
             replaceable.append(name)
     return tuple(replaceable)
+
+
+def alone(task: Task, functions: Collection[str]) -> dict[str, dict[str, bytes]]:
+    """Map each of several ``functions`` (``module:name``) to a submission that has all others right, and of this one
+    only the visible answers by heart (files that a teacher of ``by_heart`` has run with)."""
+    if task.info.grader == NODE or len(functions) < 2:
+        return {}
+    made = {f"{path}:{name}": files for (path, name), files in python_by_heart.all_but_one(task).items()}
+    return {name: made[name] for name in functions if name in made}
+
+
+def spared(found: Reference, answered: Mapping[str, Values]) -> tuple[str, ...]:
+    """Return the functions that need not be fixed: the answers of the submission that ``alone`` makes for them come so
+    close to ``found``, the solution's answers, that they may be rewarded. Their values are few beside others."""
+    return tuple(
+        name
+        for name, seen in answered.items()
+        if not (objection(found, seen, _NEARLY) or by_heart_of(found, seen, _NEARLY))
+    )
 
 
 def too_cheap(found: Reference, answered: Sequence[Values], by_heart: Sequence[Values]) -> str:

@@ -7,7 +7,7 @@ grader runs them; ``woodshed tasks check`` grades the same again from the task d
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 
 from woodshed.grading.altered import altered_ids, altered_tests, known_of, recording_helpers
@@ -22,11 +22,21 @@ from woodshed.grading.telling import Reference, Values, kind_of, problem_of, ref
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Outcome
 from woodshed.tasks.languages.python import changed_functions, mutations
-from woodshed.tasks.validate.guessing import ENDLESS, GUESSABLE, by_heart, guessable, left_of, stubs, too_cheap
+from woodshed.tasks.validate.guessing import (
+    ENDLESS,
+    GUESSABLE,
+    alone,
+    by_heart,
+    guessable,
+    left_of,
+    spared,
+    stubs,
+    too_cheap,
+)
 
 from .report import Guessable, Rejected
 
-GATES = 15
+GATES = 16
 """Version of these gates. Verdicts of another version are not reused, for packages, exercises, custom sources and
 imported instances. Tasks of RefactorBench have no solution and go through none of these gates."""
 
@@ -93,7 +103,7 @@ async def prove(
             raise Rejected(ENDLESS)
         answers += await run(asked[1:])
         found = _reference_answers(task, answers)
-        stubbed = _stubbed(task, asked[1], given, _patience(task, answers[0]))
+        stubbed = _stubbed(task, asked[1], given, _patience(task, answers[0]), functions)
         _judge_guesses(task, found, [values_of(guess) for guess in await run(stubbed)], functions)
         left = {name for guess in (*asked, *stubbed) for name in guess.write} - set(start) - set(gold) - set(tests)
         write, delete = {**solved, **tests}, sorted(left)
@@ -163,20 +173,27 @@ def _other_inputs(
     ]
 
 
-def _stubbed(task: Task, asked: Phase, given: Mapping[str, bytes], limits: tuple[float, float]) -> list[Phase]:
+def _stubbed(
+    task: Task,
+    asked: Phase,
+    given: Mapping[str, bytes],
+    limits: tuple[float, float],
+    functions: Collection[str],
+) -> list[Phase]:
     """Runs of the tests of ``asked``, which are in the box already, on code that computes nothing.
 
     First stubs that give constant answers; then a run that records the solution's answers to the visible inputs, and
-    stubs that give these answers by heart.
+    stubs that give these answers by heart: for all ``functions``, and for each one of several.
     """
     phase = partial(Phase, timeout=limits[0], test_timeout=limits[1], encoder=asked.encoder)
     teacher, pupils = by_heart(task)
     same, visible = sorted(altered_tests(task, PYTEST, (SAME,))), altered_ids(task, (SAME,))
-    taught = [phase(same, visible, write={**given, **task.solution_files(), **teacher})] if pupils else []
+    taught = [phase(same, visible, write={**given, **task.solution_files(), **teacher})] if teacher else []
     return [
         *(phase(asked.files, asked.ids, write={**given, **stub}) for stub in stubs(task)),
         *taught,
         *(phase(asked.files, asked.ids, write={**given, **placeholders(task), **stub}) for stub in pupils),
+        *(phase(asked.files, asked.ids, write={**given, **files}) for files in alone(task, functions).values()),
     ]
 
 
@@ -197,13 +214,14 @@ def _judge_guesses(
     task: Task, found: Reference, guesses: Sequence[Values], functions: Mapping[str, Sequence[str]]
 ) -> None:
     """Raise Rejected or Guessable if ``guesses``, the answers of ``_stubbed``, come too close to ``found``."""
-    constant = len(stubs(task))
-    cheap, known = guesses[:constant], guesses[constant + 1 :]
+    constant, names = len(stubs(task)), [*alone(task, functions)]
+    rest = guesses[constant + 1 :]
+    cheap, known, single = guesses[:constant], rest[: len(rest) - len(names)], rest[len(rest) - len(names) :]
     left = left_of(found, cheap, known)
     if why := too_cheap(found, cheap, known) or problem_of(left):
         raise Rejected(why)
-    if names := guessable(left, functions):
-        raise Guessable(GUESSABLE, names)
+    if guessed := {*guessable(left, functions), *spared(found, dict(zip(names, single, strict=True)))}:
+        raise Guessable(GUESSABLE, tuple(name for name in functions if name in guessed))
 
 
 def _judge(task: Task, solved: Outcome, untouched: Outcome, emptied: Outcome) -> None:
