@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from woodshed.record.fault import FaultSource
-from woodshed.record.task import Task
+from woodshed.record.task import Task, TaskError
 from woodshed.sandbox.faults import in_trusted_box
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend, BoxError, Sandbox, SandboxError
@@ -28,6 +28,7 @@ from woodshed.sandbox.taskbox import box_spec
 
 from .altered import Altering, altered_ids, altered_tests, known_of, recording_helpers, split
 from .other_constants import KINDS, SAME, Kind, other
+from .own_values import OwnValuesError, objection_to
 from .pytest_alter import alter, asserting, recording
 from .pytest_given import imported, literals, only, placeholders
 from .pytest_grader import import_path, lay_tests, run_pytest, test_timeout
@@ -68,8 +69,8 @@ async def held_out(
 
     ``changed``: new files of the submission. At least ``share`` of all values must equal the reference solution's, and
     at least ``share`` of the values that neither the task's own files give nor the visible tests have; otherwise it
-    would be enough to memorise the visible answers and to leave the rest unchanged. Every test must have some of these
-    (``by_heart``), so that all of several changed functions must be fixed. ``share`` 0 skips the check.
+    would be enough to memorise the visible answers and to leave the rest unchanged. Every test, and every one of several
+    changed functions, must have some of these (``by_heart``, ``own_values.py``). ``share`` 0 skips the check.
     Submissions to a task whose tests give no values (no constants, only objects) cannot be checked and pass. Raises
     SandboxError if the sandbox fails and EndlessError if the solution's own run does not end.
     """
@@ -79,7 +80,7 @@ async def held_out(
     if not total(known.values):
         return ""
     seen, _ = await _values(task, KINDS, changed, lay, backend, layers, how)
-    if not _objection(known, seen, share, how):
+    if not _objection(task, known, seen, share, how):
         return ""
     # Values that depend on the clock may agree twice by chance, so the solution runs once more, after the submission.
     later, whole = await _solution_values(task, KINDS, backend=backend, layers=layers, how=how)
@@ -89,11 +90,18 @@ async def held_out(
             raise EndlessError(f"{task.path}: every value that tells a fix from a trick differs between runs")
         known = again
         _keep(_references, (task.digest, how.key), known)
-    return _objection(known, seen, share, how)
+    return _objection(task, known, seen, share, how)
 
 
-def _objection(known: Reference, seen: Values, share: float, how: Altering) -> str:
-    return objection(known, seen, share, keyed=bool(how.key)) or by_heart(known, seen, share)
+def _objection(task: Task, known: Reference, seen: Values, share: float, how: Altering) -> str:
+    if why := objection(known, seen, share, keyed=bool(how.key)) or by_heart(known, seen, share):
+        return why
+    try:
+        return objection_to(known, seen, share, task.info.own_values)
+    except OwnValuesError as error:
+        raise TaskError(
+            f"{task.path}/task.toml: [metadata.woodshed.own_values] {error}; build the task again"
+        ) from error
 
 
 async def drawn(task: Task, backend: Backend, layers: LayerStore, how: Altering) -> tuple[Altering, Reference]:

@@ -27,7 +27,7 @@ _END = json.dumps(THE_END)
 _FAILED = re.compile(r"status (?!passed)")
 _ALTERED = re.compile(r"_with_(?:other_)?([a-z]+)(?=\.[^./:]+::)")
 _GUESSED = ("true", "false", "null", "undefined")
-_FEWEST = 3
+FEWEST = 3
 """Fewer values than this can be guessed if each is true, false or null."""
 _USUAL = 0.75
 """From this share of the telling values on, one value is a constant that is right nearly everywhere."""
@@ -117,7 +117,7 @@ def objection(known: Reference, seen: Values, share: float, *, keyed: bool = Fal
         (known.telling, share, ", that neither the given files nor the visible tests have"),
     ]
     secret = {test: values for test, values in known.telling.items() if kind_of(test) == DRAWN}
-    if keyed and total(secret) >= _FEWEST:
+    if keyed and total(secret) >= FEWEST:
         parts.append((secret, share / 2, " that nobody could know"))
     for expected, least, which in parts:
         count, right = total(expected), _same(expected, seen)
@@ -138,11 +138,11 @@ def by_heart(known: Reference, seen: Values, share: float) -> str:
     solution may differ in a test that has fewer; all such tests count as one.
     """
     parts = _parts(known, seen)
-    small = [part for part, right in parts.items() if len(right) < _FEWEST]
+    small = [part for part, right in parts.items() if len(right) < FEWEST]
     parts["small tests", ""] = [right for part in small if not part[1] for right in parts[part]]
     for (name, kind), right in parts.items():
         enough = any(right) if kind in _GUESSED else sum(right) >= share / 2 * len(right)
-        if len(right) >= _FEWEST and not enough:
+        if len(right) >= FEWEST and not enough:
             wrong = len(right) - sum(right)
             return f"{wrong} of {len(right)} values of {name} differ from the solution's on other inputs"
     return ""
@@ -155,14 +155,14 @@ def kinds_apart(found: Reference) -> frozenset[str]:
     for test, (function, _) in places(found.telling).items():
         known = (_least(value) for value in found.telling[test] if value is not None)
         counts.setdefault(function, Counter()).update(value for value in known if value in _GUESSED)
-    return frozenset(name for name, of in counts.items() if sum(n >= _FEWEST for n in of.values()) > 1)
+    return frozenset(name for name, of in counts.items() if sum(n >= FEWEST for n in of.values()) > 1)
 
 
 def refused(found: Reference, answered: Values) -> frozenset[str]:
     """Return the functions of tests in which ``by_heart`` refuses ``answered`` because it is never True, never False,
     or never the most frequent value, where enough of their telling values are."""
     parts = _parts(found, answered)
-    return frozenset(name for (name, kind), right in parts.items() if kind and len(right) >= _FEWEST and not any(right))
+    return frozenset(name for (name, kind), right in parts.items() if kind and len(right) >= FEWEST and not any(right))
 
 
 def _parts(known: Reference, seen: Values) -> dict[tuple[str, str], list[bool]]:
@@ -176,7 +176,7 @@ def _parts(known: Reference, seen: Values) -> dict[tuple[str, str], list[bool]]:
     parts: dict[tuple[str, str], list[bool]] = {}
     for function, values in answered.items():
         counts = Counter(value for value, _ in values if value not in _GUESSED)
-        often = {value for value, count in counts.items() if count >= max(_FEWEST, counts.total() / 2)}
+        often = {value for value, count in counts.items() if count >= max(FEWEST, counts.total() / 2)}
         for value, right in values:
             parts.setdefault((function, value if value in _GUESSED or value in often else ""), []).append(right)
     return parts
@@ -220,7 +220,7 @@ def problem_of(found: Reference) -> str:
     if not plain(found.values):
         return "its failing tests compare no values that can be checked on other inputs"
     told = [_least(value) for value in plain(found.telling)]
-    guessed = all(value in _GUESSED for value in told) and (len(told) < _FEWEST or len(set(told)) == 1)
+    guessed = all(value in _GUESSED for value in told) and (len(told) < FEWEST or len(set(told)) == 1)
     if guessed or one_nearly_everywhere(told):
         return "on other inputs the given files, the visible answers, or one constant, are right already"
     return ""
@@ -229,7 +229,7 @@ def problem_of(found: Reference) -> str:
 def one_nearly_everywhere(told: Sequence[str]) -> bool:
     """Return whether ``_USUAL`` of three or more telling values are one, which is not True, False or None."""
     often = max(Counter(value for value in told if value not in _GUESSED).values(), default=0)
-    return often >= max(_FEWEST, _USUAL * len(told))
+    return often >= max(FEWEST, _USUAL * len(told))
 
 
 def told_in(found: Reference) -> dict[str, list[str]]:

@@ -44,9 +44,11 @@ class TaskInfo:
     task (``compare``, ``delete_function``, ...). ``provenance``: origin of the code (name, version, sha256, licence);
     with ``reference = "withheld"`` there is no solution, and the split must be ``heldout``. ``timeout_sec``: per test
     run. ``quality``: measurements of the task (``mutation_score``: share of mutants of the solution that the required
-    tests detect, and ``mutants``: their number). ``start``: shell script that starts the services that tests need in
-    every box, and ends once they answer (``sandbox/services.py``). ``interruption``: what the user says once the agent
-    has edited a file, or is about to stop; only the built-in agent can be told."""
+    tests detect, and ``mutants``: their number). ``own_values``: changed function -> the values on other inputs that
+    only its fix gives (``grading/own_values.py``), for functions whose values are few beside those of others.
+    ``start``: shell script that starts the services that tests need in every box, and ends once they answer
+    (``sandbox/services.py``). ``interruption``: what the user says once the agent has edited a file, or is about to
+    stop; only the built-in agent can be told."""
 
     family: str = "harbor"
     split: str = "train"
@@ -63,6 +65,7 @@ class TaskInfo:
     provenance: dict[str, str] = field(default_factory=dict)
     timeout_sec: float = 60.0
     quality: dict[str, str] = field(default_factory=dict)
+    own_values: dict[str, str] = field(default_factory=dict)
     start: str = ""
     interruption: str = ""
 
@@ -229,7 +232,7 @@ def _info(config: dict[str, Any], toml_path: Path) -> TaskInfo:
 def _info_table(info: TaskInfo) -> dict[str, Any]:
     table = {f.name: getattr(info, f.name) for f in fields(TaskInfo)}
     table["timeout_sec"] = float(info.timeout_sec)  # 60 and 60.0 are the same task and must give the same file
-    optional = ("quality", "start", "interruption")
+    optional = ("quality", "own_values", "start", "interruption")
     return {k: list(v) if isinstance(v, tuple) else v for k, v in table.items() if k not in optional or v}
 
 

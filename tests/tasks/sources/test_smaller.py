@@ -22,8 +22,8 @@ from .place import Place
 from .test_build import tree
 
 INIT = FUNCTIONS[0]
-GUESSED = ["posters/text.py:width", "posters/text.py:check", "posters/text.py:stamp"]
-SIZES = [(7 * n + 3, 5 * n + 2) for n in range(1, 3)]
+GUESSED = ["posters/text.py:check", "posters/text.py:stamp"]
+SIZES = [(7 * n + 3, 5 * n + 2) for n in range(1, 9)]
 PAPERS = "\n".join(f"    assert paper({w}, {h}) == {(w + 4) * (h + 4) + w % 3}" for w, h in SIZES)
 POSTERS = {
     "posters/__init__.py": "",
@@ -182,12 +182,13 @@ def built(place: Place, folder: Path, out: Path, report: BuildReport) -> list[Ta
 
 
 def test_the_group_without_them_is_kept(posters: tuple[Path, Path, list[Task], BuildReport]) -> None:
-    """No value tells whether ``check`` is fixed, and few of those of one test whether ``stamp`` is. Other words are as
-    long, so the ``width`` of the visible ones is theirs."""
+    """No value tells whether ``check`` is fixed, and one or two whether ``stamp`` is. Those that tell of ``line`` and
+    ``width`` are few beside those of ``paper``, and are required."""
     _, out, tasks, report = posters
     (task,), (line,) = tasks, report.packages
     assert task.info.provenance[LEFT_OUT] == ", ".join(GUESSED) and "line" in task.info.provenance["also"]
     assert not any(place in task.info.provenance["also"] for place in GUESSED)
+    assert set(task.info.own_values) == {"posters/text.py:line", "posters/text.py:width"}
     assert set(task.solution_files()) == {"posters/frame.py", "posters/text.py"}
     start = task.workspace_files()["posters/text.py"]
     assert b"raise ValueError(empty)" in start and b"ljust" not in start

@@ -64,14 +64,10 @@ def alone(task: Task, functions: Collection[str]) -> dict[str, dict[str, bytes]]
     return {name: made[name] for name in functions if name in made}
 
 
-def spared(found: Reference, answered: Mapping[str, Values]) -> tuple[str, ...]:
-    """Return the functions that need not be fixed: the answers of the submission that ``alone`` makes for them come so
-    close to ``found``, the solution's answers, that they may be rewarded. Their values are few beside others."""
-    return tuple(
-        name
-        for name, seen in answered.items()
-        if not (objection(found, seen, _NEARLY) or by_heart_of(found, seen, _NEARLY))
-    )
+def surely_refused(found: Reference, answered: Values) -> bool:
+    """Return whether ``answered``, the answers of a submission, are so far from ``found``, the solution's, that grading
+    refuses it whatever inputs are drawn."""
+    return bool(objection(found, answered, _NEARLY) or by_heart_of(found, answered, _NEARLY))
 
 
 def too_cheap(found: Reference, answered: Sequence[Values], by_heart: Sequence[Values]) -> str:

@@ -23,6 +23,7 @@ from woodshed.tasks.packages.prepare import WORKDIR
 from woodshed.tasks.validate.guessing import ENDLESS, GUESSABLE, cheaply, guessable
 
 from .node_save import NODE_FORM
+from .proof import Proof
 from .report import Guessable, Rejected
 from .save import Form
 from .trial import Trial, uncollected
@@ -51,8 +52,8 @@ class NodeTrial(Trial):
     def guesses(self, task: Task) -> bool:
         return False  # ``_prove`` does it below, in separate boxes
 
-    async def _prove(self, task: Task, functions: Mapping[str, Sequence[str]]) -> dict[str, str]:
-        quality = await super()._prove(task, functions)
+    async def _prove(self, task: Task, functions: Mapping[str, Sequence[str]]) -> Proof:
+        proof = await super()._prove(task, functions)
         try:
             found = await reference(task, self.backend, self.layers, NODE)
             why = problem_of(found)
@@ -64,7 +65,7 @@ class NodeTrial(Trial):
             why = ENDLESS
         if why:
             raise Rejected(why)
-        return quality
+        return proof
 
     async def _open(self) -> Snapshot:
         paths = tuple(self.layers.path(name) for name in self.layer_names)

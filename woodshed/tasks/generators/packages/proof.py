@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 from woodshed.grading.altered import altered_ids, altered_tests, known_of, recording_helpers
 from woodshed.grading.crossing import crossing
 from woodshed.grading.heldout import PYTEST, encoder
 from woodshed.grading.other_constants import KINDS, SAME
+from woodshed.grading.own_values import own_values
 from woodshed.grading.pytest_given import placeholders
 from woodshed.grading.pytest_grader import TESTS_PREFIX, is_stray, outcome_of, test_timeout
 from woodshed.grading.pytest_phases import Phase
@@ -29,8 +31,8 @@ from woodshed.tasks.validate.guessing import (
     by_heart,
     guessable,
     left_of,
-    spared,
     stubs,
+    surely_refused,
     too_cheap,
 )
 
@@ -55,6 +57,14 @@ def difference(have: Mapping[str, bytes], want: Mapping[str, bytes]) -> tuple[di
     return {n: d for n, d in want.items() if have.get(n) != d}, sorted(set(have) - set(want))
 
 
+@dataclass(frozen=True)
+class Proof:
+    """Measurements of a task that passed its gates, for the fields of ``TaskInfo`` with the same names."""
+
+    quality: dict[str, str] = field(default_factory=dict)
+    own_values: dict[str, str] = field(default_factory=dict)
+
+
 Variants = Callable[[str, bytes, bytes], list[tuple[str, bytes]]]
 """(path, given file, file of the solution) -> (kind, file) of each one-line mutation of what the solution changes."""
 
@@ -69,8 +79,8 @@ async def prove(
     guesses: bool,
     functions: Mapping[str, Sequence[str]],
     least_score: float = 0.0,
-) -> dict[str, str]:
-    """Run the gates of ``task`` and return the entries for ``TaskInfo.quality``.
+) -> Proof:
+    """Run the gates of ``task`` and return what they measured.
 
     ``run`` runs phases in a box whose workdir holds ``base``. ``guesses``: whether to test, with altered inputs, that
     code which only guesses fails. ``functions``: changed functions -> tests that run them. ``least_score``: share of
@@ -96,6 +106,7 @@ async def prove(
         return Phase(files=files, ids=required, write=write, delete=delete, timeout=whole, test_timeout=one)
 
     solved, given = {**submitted, **gold}, {**submitted, **back}
+    own: dict[str, str] = {}
     if guesses:  # first, because these runs are shorter
         asked = _other_inputs(task=task, write=write, delete=delete, given=given, new=new)
         answers = await run(asked[:1])
@@ -104,7 +115,7 @@ async def prove(
         answers += await run(asked[1:])
         found = _reference_answers(task, answers)
         stubbed = _stubbed(task, asked[1], given, _patience(task, answers[0]), functions)
-        _judge_guesses(task, found, [values_of(guess) for guess in await run(stubbed)], functions)
+        own = _judge_guesses(task, found, [values_of(guess) for guess in await run(stubbed)], functions)
         left = {name for guess in (*asked, *stubbed) for name in guess.write} - set(start) - set(gold) - set(tests)
         write, delete = {**solved, **tests}, sorted(left)
     phases = [phase(write, delete), phase(back, new), phase({}, sorted(submitted))]
@@ -116,11 +127,11 @@ async def prove(
     mutated = [Phase(first_files, required, {**solved, **mutant}, (), *limits, stop_at="failure") for mutant in mutants]
     runs = await run(mutated) if mutated else []
     if not mutants:
-        return {}
+        return Proof(own_values=own)
     score = sum(not outcome_of(task, done).resolved for done in runs) / len(mutants)
     if len(mutants) > 1 and score < least_score:  # a single one may be equivalent to the solution
         raise Rejected(WEAK)
-    return {"mutation_score": f"{score:.2f}", "mutants": str(len(mutants))}
+    return Proof({"mutation_score": f"{score:.2f}", "mutants": str(len(mutants))}, own)
 
 
 def _patience(task: Task, solved: TestRun) -> tuple[float, float]:
@@ -212,16 +223,24 @@ def _reference_answers(task: Task, runs: Sequence[TestRun]) -> Reference:
 
 def _judge_guesses(
     task: Task, found: Reference, guesses: Sequence[Values], functions: Mapping[str, Sequence[str]]
-) -> None:
-    """Raise Rejected or Guessable if ``guesses``, the answers of ``_stubbed``, come too close to ``found``."""
+) -> dict[str, str]:
+    """Judge ``guesses``, the answers of ``_stubbed``; return ``TaskInfo.own_values``. Raises Rejected or Guessable if
+    they come too close to ``found``."""
     constant, names = len(stubs(task)), [*alone(task, functions)]
     rest = guesses[constant + 1 :]
     cheap, known, single = guesses[:constant], rest[: len(rest) - len(names)], rest[len(rest) - len(names) :]
     left = left_of(found, cheap, known)
     if why := too_cheap(found, cheap, known) or problem_of(left):
         raise Rejected(why)
-    if guessed := {*guessable(left, functions), *spared(found, dict(zip(names, single, strict=True)))}:
+    own = {
+        name: own_values(left, answered)
+        for name, answered in zip(names, single, strict=True)
+        if not surely_refused(found, answered)
+    }
+    guessed = {*guessable(left, functions), *(name for name, text in own.items() if not text)}
+    if guessed:
         raise Guessable(GUESSABLE, tuple(name for name in functions if name in guessed))
+    return own
 
 
 def _judge(task: Task, solved: Outcome, untouched: Outcome, emptied: Outcome) -> None:

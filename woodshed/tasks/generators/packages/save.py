@@ -55,7 +55,13 @@ class Form:
     environment: Callable[[Package], dict[str, Any]]
 
 
-def save_draft(draft: Draft, out: Path, form: Form, quality: Mapping[str, str] | None = None) -> Task:
+def save_draft(
+    draft: Draft,
+    out: Path,
+    form: Form,
+    quality: Mapping[str, str] | None = None,
+    own_values: Mapping[str, str] | None = None,
+) -> Task:
     """Write the task to ``out``; existing files are overwritten."""
     package, candidate, is_test = draft.package, draft.candidate, form.is_test
     required = {t.partition("::")[0] for t in (*draft.broken, *draft.whole)}
@@ -78,6 +84,7 @@ def save_draft(draft: Draft, out: Path, form: Form, quality: Mapping[str, str] |
         timeout_sec=_timeout(draft),
         provenance=_provenance(package, candidate),
         quality=dict(quality or {}),
+        own_values=dict(own_values or {}),
         start=package.start,
     )
     return save_task(

@@ -35,7 +35,7 @@ from woodshed.tasks.validate.reasons import defined_names, wrong_reason
 from woodshed.tasks.validate.root_leaks import scan_root
 
 from .guards import Guard, Imports, guard
-from .proof import difference, prove, python_variants
+from .proof import Proof, difference, prove, python_variants
 from .report import Rejected
 from .save import PYTHON_FORM, Draft, Form, is_test_module, save_draft
 
@@ -123,7 +123,8 @@ class Trial:
                 raise Rejected("a dependency or a program of the box holds the answer")
             quality = guarded.quality(len(broken) + len(whole), len(self.suite.tests))
             functions = {f.place: f.tests for f in candidate.functions}
-            return save_draft(draft, out, self.form, quality | await self._prove(task, functions))
+            proof = await self._prove(task, functions)
+            return save_draft(draft, out, self.form, quality | proof.quality, proof.own_values)
         except BaseException:
             shutil.rmtree(out, ignore_errors=True)
             raise
@@ -259,7 +260,7 @@ class Trial:
         """Return the required mutation score; 0 for exercises, whose tests are a benchmark's."""
         return 0.0 if task.info.kind == "exercise" else self.settings.min_mutation_score
 
-    async def _prove(self, task: Task, functions: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    async def _prove(self, task: Task, functions: Mapping[str, Sequence[str]]) -> Proof:
         box = await self.fork()
         try:
             return await prove(

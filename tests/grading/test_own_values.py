@@ -1,0 +1,141 @@
+"""Of several changed functions, one whose values are few beside those of the others must be fixed too."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from woodshed.grading.heldout import PYTEST, answers, reference
+from woodshed.grading.own_values import OwnValuesError, objection_to, own_values, places_in, text_of
+from woodshed.grading.telling import Reference
+from woodshed.grading.verify import grade
+from woodshed.record.task import Task, TaskError, save_task
+from woodshed.tasks.validate import guessing
+
+from . import toy
+
+AREA, DOUBLE = "shapes/measure.py:area", "shapes/measure.py:double"
+LINES = [f"    assert double({n}) == {2 * n}\n" for n in range(113, 8113, 100)]
+TESTS = f"""from shapes.measure import area, double
+
+
+def test_area():
+{"".join(LINES[:40])}    assert area(12, 13) == 156
+    assert area(24, 19) == 456
+
+
+def test_long_area():
+{"".join(LINES[40:])}    assert area(17, 15) == 255
+    assert area(31, 14) == 434
+
+
+def test_double():
+    assert 2 * 2 == 4
+"""
+GIVEN = toy.SHAPES.replace("return width + height", "raise NotImplementedError").replace("2 * value", "value")
+FIXED = toy.SHAPES.replace("width + height", "width * height")
+TABLE = toy.SHAPES.replace("width + height", "{12: 156, 24: 456, 17: 255, 31: 434}.get(width, 0)")
+
+
+def with_own_values(task: Task, own: dict[str, str]) -> Task:
+    """The task with what the build of packages found."""
+    files = {name: data for name, data in task.test_files().items()}
+    return save_task(
+        task.path,
+        name=task.name,
+        instruction=task.instruction,
+        info=replace(task.info, own_values=own),
+        workspace=task.workspace_files(),
+        tests=files,
+        solution=task.solution_files(),
+        config={"environment": task.config["environment"]},
+    )
+
+
+def test_a_table_for_the_function_with_few_values_is_refused(tmp_path: Path, in_boxes: Any) -> None:
+    async def run(backend: Any, layers: Any) -> None:
+        layer = toy.pytest_layer(layers)
+        task = toy.toy_task(tmp_path, layer, shapes=GIVEN, tests=TESTS, fixed=FIXED)
+        table = {"shapes/measure.py": TABLE.encode()}
+        assert (await grade(task, table, backend, layers)).resolved, "eighty values of ``double`` stand beside four"
+
+        found = await reference(task, backend, layers, PYTEST)
+        teacher, _ = guessing.by_heart(task)
+        made = guessing.alone(task, (AREA, DOUBLE))
+        assert list(made) == [AREA, DOUBLE] and not guessing.alone(task, (AREA,))
+        seen = {name: await answers(task, files, backend, layers, PYTEST, teacher) for name, files in made.items()}
+        refused = {name: guessing.surely_refused(found, answered) for name, answered in seen.items()}
+        assert refused == {AREA: False, DOUBLE: True}
+        own = own_values(found, seen[AREA])
+        assert {(test[-9:], n) for test, _, n in places_in(own)} == {
+            ("test_area", 40),
+            ("test_area", 41),
+            ("long_area", 40),
+            ("long_area", 41),
+        }
+
+        task = with_own_values(task, {AREA: own})
+        assert Task.load(task.path).info.own_values == {AREA: own}
+        honest = await grade(task, task.solution_files(), backend, layers)
+        assert honest.resolved, honest.detail
+        fake = await grade(task, table, backend, layers)
+        assert not fake.resolved and f"values of {AREA} differ" in fake.detail
+        damaged = with_own_values(task, {AREA: "[1"})
+        with pytest.raises(TaskError, match=r"own_values\].*build the task again"):
+            await grade(damaged, table, backend, layers)
+
+    in_boxes(run)
+
+
+def known(count: int) -> Reference:
+    values = {"t_with_other_some.py::test_it[7]": [f'"{n}"' for n in range(count)]}
+    return Reference(values, values)
+
+
+@pytest.mark.parametrize(("right", "refused"), [(0, True), (4, True), (5, False), (10, False)])
+def test_half_of_the_share_of_a_functions_own_values_is_required(right: int, refused: bool) -> None:
+    seen = {"t_with_other_some.py::test_it[7]": [f'"{n}"' if n >= 20 - right else "null" for n in range(20)]}
+    own = {"f": text_of({("t.py::test_it", 0, n) for n in range(10, 20)})}
+    assert bool(objection_to(known(20), seen, 0.9, own)) == refused
+    assert not objection_to(known(20), seen, 0.9, {}), "none has few values"
+
+
+def test_values_are_found_by_their_places_in_any_kind_of_other_inputs() -> None:
+    own = {"f": text_of({("t.py::test_it", 0, n) for n in range(3)})}
+    for kind in ("shapes", "drawn"):
+        values = {f"t_with_other_{kind}.py::test_it[{kind}]": ['"a"', '"b"', '"c"', '"d"']}
+        assert objection_to(Reference(values, values), {next(iter(values)): ["1", "2", "3", '"d"']}, 0.9, own)
+        assert not objection_to(Reference(values, values), {next(iter(values)): ['"a"', '"b"', "3"]}, 0.9, own)
+
+
+def test_missing_answers_are_wrong_ones() -> None:
+    own = {"f": text_of({("t.py::test_it", 0, n) for n in range(10, 20)})}
+    assert objection_to(known(20), {}, 0.9, own).startswith("10 of 10 values of f differ")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "enough"),
+    [([], False), ([3, 4], False), ([3, 4, 5], True)],
+)
+def test_fewer_than_three_own_values_are_none(wrong: list[int], enough: bool) -> None:
+    seen = {"t_with_other_some.py::test_it[7]": ["null" if n in wrong else f'"{n}"' for n in range(20)]}
+    text = own_values(known(20), seen)
+    assert bool(text) == enough
+    if enough:
+        assert json.loads(text) == {"t.py::test_it": [[0, n] for n in wrong]}
+
+
+def test_own_values_that_are_one_constant_are_none() -> None:
+    values = {"t_with_other_some.py::test_it": [f'"{n}"' for n in range(20)] + ["-1"] * 4}
+    seen = {"t_with_other_some.py::test_it": [f'"{n}"' for n in range(20)]}
+    assert own_values(Reference(values, values), seen) == ""
+
+
+@pytest.mark.parametrize("text", ["", "[1", "[]", '{"a": 1}', '{"a": [1]}', '{"a": [["x", 2]]}', '{"a": [[1]]}'])
+def test_a_damaged_text_is_an_error(text: str) -> None:
+    with pytest.raises(OwnValuesError, match="does not map tests to pairs of numbers"):
+        places_in(text)
