@@ -6,9 +6,9 @@ tool, a shell. It learns the shell from the text of the laptop recipe and from a
 call written as the command that does the same (``sed`` for an edit). The demonstrations are run in boxes, and the
 output is shown as the agent shows it; to check this, the agent itself plays some of them again and must send the same
 tokens. They are few, as those in somebody else's agent are: after 1,400 of them RL changed nothing (docs/programs.md).
-The rest is an ordinary run with ``harness.program``, the policy that has read the text as ``policy.source``, and the demonstrations
-as ``learn.demonstrations.conversations``. As in the laptop recipe its final policy learns from them and from what RL
-solved. With ``--add``, seeds that the result has already are kept, so that they can be run one at a time.
+The rest is an ordinary run with ``harness.program``, the policy that has read the text as ``policy.source``, and the
+demonstrations as ``learn.demonstrations.conversations``. As in the laptop recipe its final policy learns from them and
+from what RL solved. With ``--add``, seeds that the result has already are kept, so that they can be run one at a time.
 
 The agent is configured with a file, as its users do: short templates, because a tiny policy reads at most a thousand
 tokens, and a model class that calls the gateway with the requests library (the default one imports LiteLLM, which takes

@@ -69,8 +69,8 @@ async def held_out(
 
     ``changed``: new files of the submission. At least ``share`` of all values must equal the reference solution's, and
     at least ``share`` of the values that neither the task's own files give nor the visible tests have; otherwise it
-    would be enough to memorise the visible answers and to leave the rest unchanged. Every test, and every one of several
-    changed functions, must have some of these (``by_heart``, ``own_values.py``). ``share`` 0 skips the check.
+    would be enough to memorise the visible answers and to leave the rest unchanged. Every test, and every one of
+    several changed functions, must have some of these (``by_heart``, ``own_values.py``). ``share`` 0 skips the check.
     Submissions to a task whose tests give no values (no constants, only objects) cannot be checked and pass. Raises
     SandboxError if the sandbox fails and EndlessError if the solution's own run does not end.
     """
