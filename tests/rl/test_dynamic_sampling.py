@@ -117,3 +117,4 @@ def test_algorithms_that_compare_with_earlier_batches_are_refused() -> None:
     assert DynamicSamplingSettings(max_share=0.75).limit(12) == 36
     assert DynamicSamplingSettings(max_share=0.0).limit(12) == 0
     assert DynamicSamplingSettings(max_share=0.9).limit(2) == 18
+    assert DynamicSamplingSettings(max_share=0.6).limit(12) == 18, "0.6 / 0.4 is less than 1.5 in floating point"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +28,7 @@ from woodshed.rl.hints import (
     renderer,
     usages,
 )
-from woodshed.rl.hints.replies import Unplaced, places_of, replies_of
+from woodshed.rl.hints.replies import Place, Unplaced, places_of, replies_of
 from woodshed.rollout.observed import last_reply_last, observe
 from woodshed.rollout.program import ProgramExit
 from woodshed.rollout.rewards.communication import final_message
@@ -178,6 +178,57 @@ def test_what_does_not_fit_is_counted_and_nothing_is_guessed() -> None:
     assert (stats.episodes, stats.unplaced, stats.messages) == (4, 4, 0)
     # the box died before the last reply's calls had results
     assert [len(r.events) for r in replies_of(replace(run, events=run.events[:1]))] == [1, 0]
+
+
+def _segment(run: Trajectory, **changed: Any) -> Trajectory:
+    return replace(run, segments=[replace(run.segments[0], **changed), *run.segments[1:]])
+
+
+def _sampled(run: Trajectory, at: int, value: bool) -> Trajectory:
+    sampled = run.segments[0].sampled.copy()
+    sampled[at] = value
+    return _segment(run, sampled=sampled)
+
+
+def _spoken(run: Trajectory, place: Place, role: str) -> Trajectory:
+    spans = [replace(s, role=role) if s.start == place.begin else s for s in run.segments[0].spans]
+    return _segment(run, spans=tuple(spans))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda run, place: _sampled(run, place.start + 1, False), "are no message of the policy"),
+        (lambda run, place: _sampled(run, 0, True), "are no message of the policy"),
+        (lambda run, place: _spoken(run, place, "user"), "are no message of the policy"),
+        (lambda run, place: replace(run, messages=run.messages[:3]), "3 messages were sampled, and .* has 1 replies"),
+        (lambda run, place: replace(run, segments=[]), "0 messages were sampled, and the conversation has 3 replies"),
+    ],
+)
+def test_samples_that_are_not_the_replies_have_no_places(
+    damage: Callable[[Trajectory, Place], Trajectory], message: str
+) -> None:
+    run = scripted(*([("bash", {"command": f"echo {n}"})] for n in range(2)), [("finish", {"message": "x"})])
+    places = places_of(run)
+    assert len(places) == 3 and len(run.segments) == 1
+    assert len(places_of(replace(run, messages=run.messages[:-2]))) == 2, "one more may have been sampled at the end"
+    with pytest.raises(Unplaced, match=message):
+        places_of(damage(run, places[1]))
+
+
+@pytest.mark.parametrize(
+    ("events", "message"),
+    [
+        (lambda events: [*events, ToolEvent(9, "bash", None, "")], "1 events belong to no reply"),
+        (lambda events: events[::-1], r"reply 0 calls \['bash'\], and the events are of \['finish'\]"),
+    ],
+)
+def test_events_that_are_not_those_of_the_calls_belong_to_no_reply(
+    events: Callable[[list[ToolEvent]], list[ToolEvent]], message: str
+) -> None:
+    run = scripted([("bash", {})], [("finish", {"message": "x"})])
+    with pytest.raises(Unplaced, match=message):
+        replies_of(replace(run, events=events(run.events)))
 
 
 def test_how_calls_are_written() -> None:
