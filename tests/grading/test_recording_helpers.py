@@ -176,6 +176,10 @@ def test_assertion_functions_of_a_helper_are_called() -> None:
         ("assert not bool(f(1)), 'why'", "woodshed_truth(not bool(f(1)))"),
         ("self.assertFalse(bool(f(1)))", "woodshed_truth(bool(f(1)))"),
         ("assert bool(f(1)) is True", "woodshed_seen(bool(f(1)))"),
+        ("assert all(f(x) for x in X)", "woodshed_truth(all((woodshed_step(bool(f(x))) for x in X)))"),
+        ("assert not any([f(x) for x in X])", "woodshed_truth(not any([woodshed_step(bool(f(x))) for x in X]))"),
+        ("assert all(f(x) == x for x in X)", "woodshed_truth(all((woodshed_step(f(x)) == x for x in X)))"),
+        ("assert every(f(x) for x in X)", "woodshed_truth(every((woodshed_step(f(x)) for x in X)))"),
     ],
 )
 def test_forms_of_assertions(statement: str, record: str) -> None:

@@ -182,6 +182,8 @@ class _Alter(ast.NodeTransformer):
             node.args[1:] = [self.visit(argument) for argument in node.args[1:]]
             return node
         self.generic_visit(node)
+        if name in ("all", "any") and name in self.pure and len(node.args) == 1:
+            _truth_of_each(node.args[0])
         if _unwrapped(node, self.others):
             return _step(node)
         return _step(node) if self._inside and self._steps(node.func) else node
@@ -318,6 +320,13 @@ def _bare(value: ast.expr) -> ast.expr:
 
 def _step(value: ast.expr) -> ast.Call:
     return ast.Call(ast.Name(_STEP, ast.Load()), [value], [])
+
+
+def _truth_of_each(values: ast.expr) -> None:
+    """Record of what ``all`` and ``any`` look at whether it is true, which is all that they ask: a match object is as
+    right as True."""
+    if isinstance(values, ast.GeneratorExp | ast.ListComp) and (bare := _bare(values.elt)) is not values.elt:
+        values.elt = _step(ast.Call(ast.Name("bool", ast.Load()), [bare], []))
 
 
 def _unwrapped(call: ast.Call, others: frozenset[str]) -> bool:
