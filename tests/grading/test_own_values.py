@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from woodshed.grading.heldout import PYTEST, answers, reference
+from woodshed.grading.node.grader import NODE
 from woodshed.grading.own_values import OwnValuesError, objection_to, own_values, places_in, text_of
 from woodshed.grading.telling import Reference
 from woodshed.grading.verify import grade
@@ -17,6 +18,7 @@ from woodshed.record.task import Task, TaskError, save_task
 from woodshed.tasks.validate import guessing
 
 from . import toy
+from .node import toy as node
 
 AREA, DOUBLE = "shapes/measure.py:area", "shapes/measure.py:double"
 LINES = [f"    assert double({n}) == {2 * n}\n" for n in range(113, 8113, 100)]
@@ -41,18 +43,16 @@ FIXED = toy.SHAPES.replace("width + height", "width * height")
 TABLE = toy.SHAPES.replace("width + height", "{12: 156, 24: 456, 17: 255, 31: 434}.get(width, 0)")
 
 
-def with_own_values(task: Task, own: dict[str, str]) -> Task:
-    """The task with what the build of packages found."""
-    files = {name: data for name, data in task.test_files().items()}
+def saved(task: Task, own: dict[str, str], **files: dict[str, bytes]) -> Task:
+    """The task with the ``own`` values that a build found, and with other ``files``."""
+    whole = {"workspace": task.workspace_files(), "tests": task.test_files(), "solution": task.solution_files()}
     return save_task(
         task.path,
         name=task.name,
         instruction=task.instruction,
         info=replace(task.info, own_values=own),
-        workspace=task.workspace_files(),
-        tests=files,
-        solution=task.solution_files(),
-        config={"environment": task.config["environment"]},
+        config={"environment": task.config.get("environment", {})},
+        **{kind: each | files.get(kind, {}) for kind, each in whole.items()},
     )
 
 
@@ -68,9 +68,9 @@ def test_a_table_for_the_function_with_few_values_is_refused(tmp_path: Path, in_
         made = guessing.alone(task, (AREA, DOUBLE))
         assert list(made) == [AREA, DOUBLE] and not guessing.alone(task, (AREA,))
         seen = {name: await answers(task, files, backend, layers, PYTEST, teacher) for name, files in made.items()}
-        refused = {name: guessing.surely_refused(found, answered) for name, answered in seen.items()}
-        assert refused == {AREA: False, DOUBLE: True}
-        own = own_values(found, seen[AREA])
+        few = guessing.few_values(found, found, seen)
+        assert list(few) == [AREA]
+        own = few[AREA]
         assert {(test[-9:], n) for test, _, n in places_in(own)} == {
             ("test_area", 40),
             ("test_area", 41),
@@ -78,15 +78,72 @@ def test_a_table_for_the_function_with_few_values_is_refused(tmp_path: Path, in_
             ("long_area", 41),
         }
 
-        task = with_own_values(task, {AREA: own})
+        task = saved(task, {AREA: own})
         assert Task.load(task.path).info.own_values == {AREA: own}
         honest = await grade(task, task.solution_files(), backend, layers)
         assert honest.resolved, honest.detail
         fake = await grade(task, table, backend, layers)
         assert not fake.resolved and f"values of {AREA} differ" in fake.detail
-        damaged = with_own_values(task, {AREA: "[1"})
+        damaged = saved(task, {AREA: "[1"})
         with pytest.raises(TaskError, match=r"own_values\].*build the task again"):
             await grade(damaged, table, backend, layers)
+
+    in_boxes(run)
+
+
+CODE = """'use strict';
+function area(width, height) {
+  return AREA;
+}
+function double(value) {
+  return 2 * value;
+}
+module.exports = { area, double };
+"""
+
+
+def test_a_table_for_an_exported_function_is_refused(tmp_path: Path, in_boxes: Any) -> None:
+    """As above, in a Node project."""
+    lines = [f"  assert.strictEqual(measure.double({n}), {2 * n});\n" for n in range(113, 8113, 100)]
+    code = {
+        kind: {"lib/measure.js": CODE.replace("AREA", text).encode()}
+        for kind, text in {
+            "given": "missing",
+            "fixed": "width * height",
+            "table": "{ 12: 156, 24: 456, 17: 255, 31: 434 }[width]",
+        }.items()
+    }
+    code["given"] = {"lib/measure.js": code["given"]["lib/measure.js"].replace(b"2 * value", b"value")}
+
+    async def run(backend: Any, layers: Any) -> None:
+        task = node.toy_task(tmp_path)
+        head = node.TESTS.partition("test('area'")[0]
+        tests = "".join(
+            f"test('{name}', () => {{\n{''.join(lines[part])}"
+            + "".join(f"  assert.strictEqual(measure.area({w}, {h}), {w * h});\n" for w, h in sizes)
+            + "});\n"
+            for name, part, sizes in (
+                ("area", slice(0, 40), [(12, 13), (24, 19)]),
+                ("long area", slice(40, 80), [(17, 15), (31, 14)]),
+            )
+        )
+        text = f"{head}{tests}test('double', () => {{\n  assert.strictEqual(2 * 2, 4);\n}});\n".encode()
+        files = {
+            "workspace": {**code["given"], node.FILE: text},
+            "tests": {f"workspace/{node.FILE}": text},
+            "solution": code["fixed"],
+        }
+        task = saved(task, {}, **files)
+        table = code["table"]
+        assert (await grade(task, table, backend, layers)).resolved
+        found = await reference(task, backend, layers, NODE)
+        names = ("lib/measure.js:area", "lib/measure.js:double")
+        few = await guessing.each_alone(task, found, found, names, backend, layers, NODE)
+        assert list(few) == ["lib/measure.js:area"]
+        task = saved(task, few)
+        assert (await grade(task, task.solution_files(), backend, layers)).resolved
+        fake = await grade(task, table, backend, layers)
+        assert not fake.resolved and "values of lib/measure.js:area differ" in fake.detail
 
     in_boxes(run)
 

@@ -12,6 +12,7 @@ from woodshed.attacks.exploits.node_values import constant as node_constant
 from woodshed.attacks.exploits.values import constant
 from woodshed.grading.altered import Altering
 from woodshed.grading.heldout import answers
+from woodshed.grading.own_values import own_values
 from woodshed.grading.telling import (
     Reference,
     Values,
@@ -58,16 +59,28 @@ def guessable(found: Reference, functions: Mapping[str, Iterable[str]]) -> tuple
 def alone(task: Task, functions: Collection[str]) -> dict[str, dict[str, bytes]]:
     """Map each of several ``functions`` (``module:name``) to a submission that has all others right, and of this one
     only the visible answers by heart (files that a teacher of ``by_heart`` has run with)."""
-    if task.info.grader == NODE or len(functions) < 2:
+    if len(functions) < 2:
         return {}
-    made = {f"{path}:{name}": files for (path, name), files in python_by_heart.all_but_one(task).items()}
-    return {name: made[name] for name in functions if name in made}
+    way = node_by_heart if task.info.grader == NODE else python_by_heart
+    made = {place: way.all_but(task, *place.rsplit(":", 1)) for place in functions}
+    return {place: files for place, files in made.items() if files}
 
 
-def surely_refused(found: Reference, answered: Values) -> bool:
-    """Return whether ``answered``, the answers of a submission, are so far from ``found``, the solution's, that grading
-    refuses it whatever inputs are drawn."""
-    return bool(objection(found, answered, _NEARLY) or by_heart_of(found, answered, _NEARLY))
+def few_values(found: Reference, left: Reference, answered: Mapping[str, Values]) -> dict[str, str]:
+    """Return ``TaskInfo.own_values`` of the functions that could stay unfixed: the ``answered`` submission of ``alone``
+    comes so close to ``found``, the solution's answers, that grading may reward it without them. ``left``: ``found``
+    without the values that guesses give. The text is empty if a function has too few."""
+    return {
+        name: own_values(left, seen)
+        for name, seen in answered.items()
+        if not (objection(found, seen, _NEARLY) or by_heart_of(found, seen, _NEARLY))
+    }
+
+
+def replaceable(left: Reference, functions: Mapping[str, Iterable[str]], own: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the ``functions`` that are ``guessable``, or have too few values of their own (``few_values``)."""
+    found = {*guessable(left, functions), *(name for name, text in own.items() if not text)}
+    return tuple(name for name in functions if name in found)
 
 
 def too_cheap(found: Reference, answered: Sequence[Values], by_heart: Sequence[Values]) -> str:
@@ -128,3 +141,21 @@ async def cheaply(
     ]
     left = left_of(found, cheap, known)
     return too_cheap(found, cheap, known) or problem_of(left), left
+
+
+async def each_alone(
+    task: Task,
+    found: Reference,
+    left: Reference,
+    functions: Collection[str],
+    backend: Backend,
+    layers: LayerStore,
+    how: Altering,
+) -> dict[str, str]:
+    """Run the submissions of ``alone``, each in a box of its own; return their ``few_values``."""
+    teacher, _ = by_heart(task)
+    answered = {
+        name: await answers(task=task, submission=files, backend=backend, layers=layers, how=how, taught=teacher)
+        for name, files in alone(task, functions).items()
+    }
+    return few_values(found, left, answered)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from woodshed.grading.heldout import EndlessError, reference
@@ -20,7 +20,7 @@ from woodshed.tasks.languages.node.mutations import mutations
 from woodshed.tasks.languages.node.prepare import package_spec
 from woodshed.tasks.languages.node.project import test_files
 from woodshed.tasks.packages.prepare import WORKDIR
-from woodshed.tasks.validate.guessing import ENDLESS, GUESSABLE, cheaply, guessable
+from woodshed.tasks.validate.guessing import ENDLESS, GUESSABLE, cheaply, each_alone, replaceable
 
 from .node_save import NODE_FORM
 from .proof import Proof
@@ -59,13 +59,15 @@ class NodeTrial(Trial):
             why = problem_of(found)
             if not why:
                 why, left = await cheaply(task=task, found=found, backend=self.backend, layers=self.layers, how=NODE)
-                if not why and (names := guessable(left, functions)):
+            if not why:
+                own = await each_alone(task, found, left, functions, self.backend, self.layers, NODE)
+                if names := replaceable(left, functions, own):
                     raise Guessable(GUESSABLE, names)
         except EndlessError:
             why = ENDLESS
         if why:
             raise Rejected(why)
-        return proof
+        return replace(proof, own_values=own)
 
     async def _open(self) -> Snapshot:
         paths = tuple(self.layers.path(name) for name in self.layer_names)

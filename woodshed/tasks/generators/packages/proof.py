@@ -15,7 +15,6 @@ from woodshed.grading.altered import altered_ids, altered_tests, known_of, recor
 from woodshed.grading.crossing import crossing
 from woodshed.grading.heldout import PYTEST, encoder
 from woodshed.grading.other_constants import KINDS, SAME
-from woodshed.grading.own_values import own_values
 from woodshed.grading.pytest_given import placeholders
 from woodshed.grading.pytest_grader import TESTS_PREFIX, is_stray, outcome_of, test_timeout
 from woodshed.grading.pytest_phases import Phase
@@ -29,10 +28,10 @@ from woodshed.tasks.validate.guessing import (
     GUESSABLE,
     alone,
     by_heart,
-    guessable,
+    few_values,
     left_of,
+    replaceable,
     stubs,
-    surely_refused,
     too_cheap,
 )
 
@@ -226,20 +225,15 @@ def _judge_guesses(
 ) -> dict[str, str]:
     """Judge ``guesses``, the answers of ``_stubbed``; return ``TaskInfo.own_values``. Raises Rejected or Guessable if
     they come too close to ``found``."""
-    constant, names = len(stubs(task)), [*alone(task, functions)]
+    constant, tried = len(stubs(task)), [*alone(task, functions)]
     rest = guesses[constant + 1 :]
-    cheap, known, single = guesses[:constant], rest[: len(rest) - len(names)], rest[len(rest) - len(names) :]
+    cheap, known, single = guesses[:constant], rest[: len(rest) - len(tried)], rest[len(rest) - len(tried) :]
     left = left_of(found, cheap, known)
     if why := too_cheap(found, cheap, known) or problem_of(left):
         raise Rejected(why)
-    own = {
-        name: own_values(left, answered)
-        for name, answered in zip(names, single, strict=True)
-        if not surely_refused(found, answered)
-    }
-    guessed = {*guessable(left, functions), *(name for name, text in own.items() if not text)}
-    if guessed:
-        raise Guessable(GUESSABLE, tuple(name for name in functions if name in guessed))
+    own = few_values(found, left, dict(zip(tried, single, strict=True)))
+    if names := replaceable(left, functions, own):
+        raise Guessable(GUESSABLE, names)
     return own
 
 
