@@ -186,6 +186,15 @@ def test_fewer_than_three_own_values_are_none(wrong: list[int], enough: bool) ->
         assert json.loads(text) == {"t.py::test_it": [[0, n] for n in wrong]}
 
 
+def test_a_function_that_cannot_be_replaced_is_not_judged() -> None:
+    """The submission is the solution then."""
+    found = known(20)
+    answered = {"solved": found.telling, "few": {"t_with_other_some.py::test_it[7]": [f'"{n}"' for n in range(19)]}}
+    assert guessing.few_values(found, found, answered) == {"few": ""}  # type: ignore[arg-type]
+    tests = {"solved": ["t.py::test_it[7]"], "few": ["t.py::test_it[7]"]}
+    assert guessing.replaceable(found, tests, {"few": ""}) == ("few",)
+
+
 def test_own_values_that_are_one_constant_are_none() -> None:
     values = {"t_with_other_some.py::test_it": [f'"{n}"' for n in range(20)] + ["-1"] * 4}
     seen = {"t_with_other_some.py::test_it": [f'"{n}"' for n in range(20)]}

@@ -22,16 +22,21 @@ class OwnValuesError(ValueError):
     """The text of a function's own values is damaged."""
 
 
+def missed(found: Reference, seen: Values) -> set[Place]:
+    """Return the places whose telling values ``seen`` does not have."""
+    return {place for place, value, answer in _told(found, seen) if not same(value, answer)}
+
+
 def own_values(found: Reference, seen: Values) -> str:
-    """Return the text of the places whose telling values ``seen``, the answers without a fix of one function, does not
-    have; '' if they are too few, or could be guessed."""
-    missed = {place for place, value, answer in _told(found, seen) if not same(value, answer)}
+    """Return the text of the places that ``seen``, the answers without a fix of one function, ``missed``; '' if their
+    values are too few, or could be guessed."""
+    apart = missed(found, seen)
     told = {
-        test: [value if (name, number, n) in missed else None for n, value in enumerate(found.telling[test])]
+        test: [value if (name, number, n) in apart else None for n, value in enumerate(found.telling[test])]
         for test, (name, number) in places(found.telling).items()
     }
     count = sum(value is not None for values in told.values() for value in values)
-    return text_of(missed) if count >= FEWEST and not problem_of(Reference(found.values, told)) else ""
+    return text_of(apart) if count >= FEWEST and not problem_of(Reference(found.values, told)) else ""
 
 
 def objection_to(known: Reference, seen: Values, share: float, own: Mapping[str, str]) -> str:

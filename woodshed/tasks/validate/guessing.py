@@ -12,7 +12,7 @@ from woodshed.attacks.exploits.node_values import constant as node_constant
 from woodshed.attacks.exploits.values import constant
 from woodshed.grading.altered import Altering
 from woodshed.grading.heldout import answers
-from woodshed.grading.own_values import own_values
+from woodshed.grading.own_values import missed, own_values
 from woodshed.grading.telling import (
     Reference,
     Values,
@@ -69,11 +69,15 @@ def alone(task: Task, functions: Collection[str]) -> dict[str, dict[str, bytes]]
 def few_values(found: Reference, left: Reference, answered: Mapping[str, Values]) -> dict[str, str]:
     """Return ``TaskInfo.own_values`` of the functions that could stay unfixed: the ``answered`` submission of ``alone``
     comes so close to ``found``, the solution's answers, that grading may reward it without them. ``left``: ``found``
-    without the values that guesses give. The text is empty if a function has too few."""
+    without the values that guesses give. The text is empty if a function has too few.
+
+    A submission that misses none is left out: exploits cannot replace every function (a coroutine, one that a module of
+    Node does not export), and what is as right as the solution on all other inputs cannot be told from it.
+    """
     return {
         name: own_values(left, seen)
         for name, seen in answered.items()
-        if not (objection(found, seen, _NEARLY) or by_heart_of(found, seen, _NEARLY))
+        if missed(left, seen) and not (objection(found, seen, _NEARLY) or by_heart_of(found, seen, _NEARLY))
     }
 
 
