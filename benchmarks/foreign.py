@@ -5,10 +5,11 @@ may hold runs of that recipe, ``seed0`` and so on, which came that far. Such a p
 tool, a shell. It learns the shell from the text of the laptop recipe and from a few of its demonstrations, with each
 call written as the command that does the same (``sed`` for an edit). The demonstrations are run in boxes, and the
 output is shown as the agent shows it; to check this, the agent itself plays some of them again and must send the same
-tokens. They are few, as those in somebody else's agent are: after 1,400 of them RL changed nothing (docs/programs.md).
-The rest is an ordinary run with ``harness.program``, the policy that has read the text as ``policy.source``, and the
-demonstrations as ``learn.demonstrations.conversations``. As in the laptop recipe its final policy learns from them and
-from what RL solved. With ``--add``, seeds that the result has already are kept, so that they can be run one at a time.
+tokens. They are few, as those in somebody else's agent are. With ``--demonstrations 1400 --epochs 1 --steps 150`` the
+policy knows the agent well before RL (the result ``foreign_many``, docs/programs.md). The rest is an ordinary run with
+``harness.program``, the policy that has read the text as ``policy.source``, and the demonstrations as
+``learn.demonstrations.conversations``. As in the laptop recipe its final policy learns from them and from what RL
+solved. With ``--add``, seeds that the result has already are kept, so that they can be run one at a time.
 
 The agent is configured with a file, as its users do: short templates, because a tiny policy reads at most a thousand
 tokens, and a model class that calls the gateway with the requests library (the default one imports LiteLLM, which takes
@@ -108,8 +109,6 @@ BASH: dict[str, Any] = {
 FINISH = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 CHECKED = 5
 """Number of demonstrations, the longest, that the agent itself plays again."""
-EPOCHS = 4
-"""Number of times that SFT reads the demonstrations."""
 TEXT_TOKENS = 600_000
 """Number of tokens of pretraining text with shell commands, trained on before the demonstrations."""
 SHOWN = 600
@@ -123,11 +122,12 @@ Played = tuple[list[dict[str, Any]], list[float]]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--base", type=Path, default=Path("runs/bench-foreign/base"))
-    parser.add_argument("--work", type=Path, default=Path("runs/bench-foreign"))
+    parser.add_argument("--base", type=Path, default=Path("runs/bench-foreign/base"), help="runs of the laptop recipe")
+    parser.add_argument("--work", type=Path, default=Path("runs/bench-foreign"), help="folder of the runs")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--demonstrations", type=int, default=66)
+    parser.add_argument("--steps", type=int, default=100, help="steps of RL; default: %(default)s")
+    parser.add_argument("--demonstrations", type=int, default=66, help="number that are played; default: %(default)s")
+    parser.add_argument("--epochs", type=int, default=4, help="how often SFT reads them; default: %(default)s")
     parser.add_argument("--add", action="store_true", help="keep the other seeds of the result")
     parser.add_argument("--out", type=Path, default=RESULTS / "foreign.json", help="the result; default: %(default)s")
     args = parser.parse_args()
@@ -141,7 +141,7 @@ def main() -> None:
         run = RunDirectory(out.absolute())
         if run.stage_result(stage_of(AFTER)) is None:
             recipe = args.work / f"seed{seed}.toml"
-            recipe.write_text(dump_recipe(recipe_of(base.recipe, policy, shown, args.steps)))
+            recipe.write_text(dump_recipe(recipe_of(base.recipe, policy, shown, args.steps, args.epochs)))
             run_recipe(recipe, out)
         result = learned(run)
         figures: dict[str, float | None] = {"steps": args.steps, **figures_of(result)}
@@ -166,7 +166,7 @@ def pretrained(run: RunDirectory, seed: int) -> RunDirectory:
     return run
 
 
-def recipe_of(base: Path, policy: Path, shown: Path, steps: int) -> Recipe:
+def recipe_of(base: Path, policy: Path, shown: Path, steps: int, epochs: int) -> Recipe:
     """Return the laptop recipe of ``base`` with the agent as harness, the policy made by ``teach``, and the
     conversations ``shown``."""
     laptop = load_recipe(base).model_dump()
@@ -179,7 +179,7 @@ def recipe_of(base: Path, policy: Path, shown: Path, steps: int) -> Recipe:
             "tasks": {"main": "synthetic", "synthetic": laptop["tasks"]["synthetic"] | {"sft": 0}},
             "learn": {
                 "demonstrations": {"episodes": 0, "conversations": (str(shown.absolute()),)},
-                "sft": laptop["learn"]["sft"] | {"max_tokens": limits["context_tokens"], "epochs": EPOCHS},
+                "sft": laptop["learn"]["sft"] | {"max_tokens": limits["context_tokens"], "epochs": epochs},
                 "solved": {"after_rl": True},
             },
             "harness": {"program": PROGRAM, "limits": limits},

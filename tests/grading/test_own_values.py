@@ -1,4 +1,4 @@
-"""Of several changed functions, one whose values are few beside those of the others must be fixed too."""
+"""A task with several changed functions: each of them must be fixed, also one that only few values depend on."""
 
 from __future__ import annotations
 
@@ -191,6 +191,8 @@ def test_a_function_that_cannot_be_replaced_is_not_judged() -> None:
     found = known(20)
     answered = {"solved": found.telling, "few": {"t_with_other_some.py::test_it[7]": [f'"{n}"' for n in range(19)]}}
     assert guessing.few_values(found, found, answered) == {"few": ""}  # type: ignore[arg-type]
+    left = Reference(found.values, {test: [*values[:19], None] for test, values in found.telling.items()})
+    assert guessing.few_values(found, left, answered) == {"few": ""}, "a guess gives what it misses"  # type: ignore[arg-type]
     tests = {"solved": ["t.py::test_it[7]"], "few": ["t.py::test_it[7]"]}
     assert guessing.replaceable(found, tests, {"few": ""}) == ("few",)
 

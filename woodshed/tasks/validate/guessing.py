@@ -71,13 +71,13 @@ def few_values(found: Reference, left: Reference, answered: Mapping[str, Values]
     comes so close to ``found``, the solution's answers, that grading may reward it without them. ``left``: ``found``
     without the values that guesses give. The text is empty if a function has too few.
 
-    A submission that misses none is left out: exploits cannot replace every function (a coroutine, one that a module of
-    Node does not export), and what is as right as the solution on all other inputs cannot be told from it.
+    A submission that misses no value of ``found`` is left out: exploits cannot replace every function (a coroutine, one
+    that a module of Node does not export), and what is right on all other inputs cannot be told from the solution.
     """
     return {
         name: own_values(left, seen)
         for name, seen in answered.items()
-        if missed(left, seen) and not (objection(found, seen, _NEARLY) or by_heart_of(found, seen, _NEARLY))
+        if missed(found, seen) and not (objection(found, seen, _NEARLY) or by_heart_of(found, seen, _NEARLY))
     }
 
 
