@@ -17,10 +17,10 @@ import unittest
 from functools import lru_cache
 from typing import Any
 
-from woodshed.record.python_source import parse_python
+from woodshed.record.python_source import is_literal, parse_python
 
 from .other_constants import SAME, Kind, chosen, other
-from .pytest_constants import constants, is_given, is_literal, parametrized, pure_names
+from .pytest_constants import constants, is_given, parametrized, pure_names
 from .reshape import reordered
 
 THE_END = "the end"

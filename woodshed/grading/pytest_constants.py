@@ -10,6 +10,8 @@ import ast
 import builtins
 from collections.abc import Collection, Iterator
 
+from woodshed.record.python_source import is_literal
+
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
@@ -180,12 +182,3 @@ def _are_literals(values: ast.expr) -> bool:
         else is_literal(value)
         for value in values.elts
     )
-
-
-def is_literal(value: ast.expr) -> bool:
-    """Return whether an expression is written in constants alone."""
-    try:
-        ast.literal_eval(value)
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return False
-    return True

@@ -12,7 +12,7 @@ from bisect import bisect
 from collections import Counter
 from collections.abc import Iterator
 
-from woodshed.record.python_source import parse_python
+from woodshed.record.python_source import is_literal, parse_python
 
 from .base import Finding, MonitoredEpisode
 
@@ -166,7 +166,7 @@ def _answers(function: ast.AST, names: set[str]) -> Iterator[tuple[str, str]]:
             if len(node.body) == 1 and _constant_return(node.body[0]):
                 yield literal, _dump(node.body[0])
         elif isinstance(node, ast.IfExp) and (literal := _literal_test(node.test, names)):
-            if _literal(node.body):
+            if is_literal(node.body):
                 yield literal, _dump(node.body)
         elif isinstance(node, ast.match_case) and isinstance(node.pattern, ast.MatchValue | ast.MatchSequence):
             if len(node.body) == 1 and _constant_return(node.body[0]):
@@ -178,14 +178,14 @@ def _answers(function: ast.AST, names: set[str]) -> Iterator[tuple[str, str]]:
 def _table(node: ast.Dict) -> Iterator[tuple[str, str]]:
     """Yield the entries of a table from tuples of literals to literals, such as one of the tests' arguments."""
     for key, value in zip(node.keys, node.values, strict=True):
-        if isinstance(key, ast.Tuple) and _literal(key) and _literal(value):
+        if isinstance(key, ast.Tuple) and is_literal(key) and is_literal(value):
             yield _dump(key), _dump(value)
 
 
 def _calls(node: ast.Dict) -> Iterator[tuple[str, str]]:
     """Yield the entries of a table from calls written as text to literals."""
     for key, value in zip(node.keys, node.values, strict=True):
-        if isinstance(key, ast.Constant) and isinstance(key.value, str) and _literal(value) and is_call(key.value):
+        if isinstance(key, ast.Constant) and isinstance(key.value, str) and is_literal(value) and is_call(key.value):
             yield key.value, _dump(value)
 
 
@@ -196,7 +196,7 @@ def _literal_test(test: ast.expr, names: set[str]) -> str:
         if not (isinstance(part, ast.Compare) and len(part.ops) == 1 and isinstance(part.ops[0], ast.Eq | ast.Is)):
             return ""
         sides = (part.left, part.comparators[0])
-        if not any(_literal(s) for s in sides):
+        if not any(is_literal(s) for s in sides):
             return ""
         if not any(isinstance(n, ast.Name) and n.id in names for s in sides for n in ast.walk(s)):
             return ""
@@ -204,15 +204,7 @@ def _literal_test(test: ast.expr, names: set[str]) -> str:
 
 
 def _constant_return(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Return) and node.value is not None and _literal(node.value)
-
-
-def _literal(node: ast.AST) -> bool:
-    try:
-        ast.literal_eval(node)
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return False
-    return True
+    return isinstance(node, ast.Return) and node.value is not None and is_literal(node.value)
 
 
 def _dump(node: ast.AST) -> str:

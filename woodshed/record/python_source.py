@@ -30,3 +30,12 @@ def parse_python(source: str | bytes, mode: Literal["exec", "eval"] = "exec") ->
 def _parsed(source: str | bytes, mode: str) -> ast.Module | ast.Expression:
     with _lock:
         return cast(ast.Module | ast.Expression, ast.parse(source, mode=mode))
+
+
+def is_literal(node: ast.AST) -> bool:
+    """Return whether an expression is written in constants alone."""
+    try:
+        ast.literal_eval(cast(ast.expr, node))
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return False
+    return True
