@@ -5,8 +5,9 @@
 same, TRL's trainer samples groups from a small policy of random weights, gives them rewards that are drawn at random,
 and computes advantages, loss and gradient. From the same tokens and rewards ``build_batch`` and ``loss.backward`` make
 ours. Off-policy pairs pretend that the policy which sampled was another one: normal noise is added to its
-log-probabilities, enough that many tokens are clipped. On-policy pairs have other values of the loss (TRL's is
--advantage * ratio, ours -advantage * log-probability), so only their gradients are compared.
+log-probabilities, enough that many tokens are clipped. Where one side differentiates another expression with the same
+gradient (-advantage * log-probability for -advantage * ratio; k1 in the advantage for ratio * k3), the values of the
+loss differ and only gradients are compared.
 
 Figures are maxima over all pairs and seeds: of advantages, absolute; of losses, absolute; of gradients, the largest
 difference of an entry divided by the largest entry. All arithmetic is float32; ``tests/train/test_loss.py`` compares
@@ -55,9 +56,9 @@ class Pair:
     """``algorithm`` with ``options`` and the settings ``train`` is to be what TRL computes with ``trl``.
 
     ``noise``: standard deviation of the pretended difference between the log-probabilities of the policy that sampled
-    and of the one that is trained; 0 is on-policy. ``kl``: with a KL term to a reference. ``divided_by``: what TRL
-    divides the sum over tokens by: ``budget`` (rollouts x tokens that one may sample, as ours does), ``tokens`` (those
-    that were sampled) or ``rollouts``.
+    and of the one that is trained; 0 is on-policy. ``same_loss``: True if the values of the loss are the same too.
+    ``divided_by``: what TRL divides the sum over tokens by: ``budget`` (rollouts x tokens that one may sample, as ours
+    does), ``tokens`` (those that were sampled) or ``rollouts``.
     """
 
     algorithm: str
@@ -65,7 +66,7 @@ class Pair:
     options: Mapping[str, Any] = field(default_factory=dict)
     train: Mapping[str, Any] = field(default_factory=dict)
     noise: float = 0.0
-    kl: bool = False
+    same_loss: bool = True
     trainer: Literal["GRPO", "RLOO"] = "GRPO"
     divided_by: str = "budget"
 
@@ -74,7 +75,7 @@ CLIP = {"epsilon": 0.2, "epsilon_high": 0.28}
 NO_STD = {"scale_rewards": "none"}
 OFF_CLIP = {"clip": {"low": 0.2, "high": 0.28}}
 PAIRS = {
-    "mean_baseline": Pair("mean_baseline", {"loss_type": "dr_grpo", **NO_STD}),
+    "mean_baseline": Pair("mean_baseline", {"loss_type": "dr_grpo", **NO_STD}, same_loss=False),
     "mean_baseline, truncated": Pair(
         "mean_baseline",
         {"loss_type": "cispo", "epsilon_high": 1.2, **NO_STD},
@@ -82,7 +83,7 @@ PAIRS = {
         noise=0.3,
         divided_by="tokens",
     ),
-    "leave_one_out": Pair("leave_one_out", {}, trainer="RLOO", divided_by="rollouts"),
+    "leave_one_out": Pair("leave_one_out", {}, trainer="RLOO", same_loss=False, divided_by="rollouts"),
     "grpo": Pair("grpo", {"loss_type": "grpo", **CLIP}, train=OFF_CLIP, noise=0.3),
     "grpo, std off": Pair(
         "grpo", {"loss_type": "grpo", **NO_STD, **CLIP}, options={"std": False}, train=OFF_CLIP, noise=0.3
@@ -96,7 +97,14 @@ PAIRS = {
         options={"std": False, "length": False},
         train={**OFF_CLIP, "kl": {"estimator": "k3"}, "importance": {"mode": "off"}},
         noise=0.3,
-        kl=True,
+    ),
+    "grpo, both off, k1": Pair(
+        "grpo",
+        {"loss_type": "dr_grpo", "beta": KL_BETA, "use_bias_correction_kl": True, **NO_STD, **CLIP},
+        options={"std": False, "length": False},
+        train={**OFF_CLIP, "kl": {"estimator": "k1"}, "importance": {"mode": "truncate", "cap": 1e9}},
+        noise=0.3,
+        same_loss=False,
     ),
     "gspo": Pair(
         "gspo",
@@ -156,7 +164,7 @@ def differences(pair: Pair, seed: int) -> dict[str, float]:
     }[pair.divided_by]
     advantages_B = np.concatenate([advantages_of(algorithm, group) for group in groups])
     return {
-        **({"loss": abs(own_loss * factor - loss)} if pair.noise else {}),
+        **({"loss": abs(own_loss * factor - loss)} if pair.same_loss else {}),
         "advantages": float(np.abs(advantages_B - sampled.inputs["advantages"].numpy()).max()),
         "gradient": float((own * factor - gradient).abs().max() / gradient.abs().max()),
         "clipped_share": 1 - unclipped,
