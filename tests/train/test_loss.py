@@ -135,14 +135,14 @@ def test_kl_is_reported_as_k1(decoder, make_batch) -> None:
     assert seen.loss["ref_kl"] == pytest.approx((weight * gap).sum() / batch.denominators["ref_kl"], rel=1e-4)
 
 
-@pytest.mark.parametrize(("divergence", "variances"), [(0.5, (1.0, 0.7183)), (2.0, (4.0, 49.598))])
-def test_variance_of_the_estimators_of_two_gaussians(divergence: float, variances: tuple[float, float]) -> None:
+@pytest.mark.parametrize(("divergence", "k1", "k3"), [(0.5, 1.0, 0.7183), (2.0, 4.0, 49.598), (4.5, 9.0, 8093.08)])
+def test_variance_of_the_estimators_of_two_gaussians(divergence: float, k1: float, k3: float) -> None:
     """Why k1 is the default: Var(k1) = 2 KL, Var(k3) = exp(2 KL) - 1 - 2 KL for unit Gaussians that far apart."""
     mean = np.sqrt(2 * divergence)
     x = np.linspace(-14, 14, 400_001) + mean  # the policy lies at `mean`, the reference at 0
     density = np.exp(-((x - mean) ** 2) / 2) / np.sqrt(2 * np.pi)
     logp, ref = -((x - mean) ** 2) / 2, -(x**2) / 2
-    for estimator, variance in zip(("k1", "k3"), variances):
+    for estimator, variance in (("k1", k1), ("k3", k3)):
         tokens = Tokens(*(torch.from_numpy(a) for a in (logp, np.ones_like(x), logp, ref, np.ones_like(x), logp)))
         value = ref_kl(tokens, TrainSettings(kl=KlSettings(estimator=estimator))).numpy()
         expected = np.trapezoid(density * value, x)
@@ -234,12 +234,26 @@ def pack_like(base: TrainBatch, weights: dict, denominators: dict) -> TrainBatch
     )
 
 
-def test_k1_as_a_loss_has_no_expected_gradient() -> None:
-    """Why k1 is detached: sum over tokens of pi * grad log pi is zero, whatever the reference."""
-    logits = torch.randn(9, dtype=torch.float64, requires_grad=True)
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_the_expected_gradient_is_that_of_a_kl_and_not_the_zero_of_k1_as_a_loss(estimator) -> None:
+    """Summed over the tokens of a distribution: k1 and k2 give the gradient of KL(pi, ref), k3 that of KL(ref, pi)."""
+    rng = torch.Generator().manual_seed(4)
+    logits = torch.randn(9, dtype=torch.float64, generator=rng).requires_grad_()
+    ref = torch.randn(9, dtype=torch.float64, generator=rng).log_softmax(0)
+
+    def gradient(value: Tensor) -> Tensor:
+        return torch.autograd.grad(value, logits, retain_graph=True)[0]
+
     logp = logits.log_softmax(0)
-    (logp.exp().detach() * logp).sum().backward()
-    assert logits.grad.abs().max() < 1e-15
+    pi, one = logp.detach().exp(), torch.ones_like(ref)
+    tokens = Tokens(logp, pi, logp.detach(), ref, one, logp.detach())
+    got = gradient(ref_kl(tokens, TrainSettings(kl=KlSettings(estimator=estimator))).sum())
+    reverse, forward = (logp.exp() * (logp - ref)).sum(), (ref.exp() * (ref - logp)).sum()
+    expected = gradient(forward if estimator == "k3" else reverse)
+    assert expected.abs().max() > 0.1
+    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+    trap = gradient((pi * (logp - ref)).sum())
+    assert trap.abs().max() < 1e-15
 
 
 def test_length_does_not_change_a_tokens_gradient(decoder) -> None:
