@@ -10,6 +10,13 @@ import pytest
 from woodshed.record.task import TaskInfo, save_task
 from woodshed.tasks.change import change_of
 
+
+def _module(functions: int, first: str = "0", last: str = "") -> bytes:
+    """Return functions of which every line but one is repeated; ``first`` and ``last``: the results of two of them."""
+    results = [first, *map(str, range(1, functions - 1)), last or str(functions - 1)]
+    return "".join(f"@cached\ndef f(x):\n    x += 1\n    return {r}\n\n\n" for r in results).encode()
+
+
 CASES = {
     "form feed": (b"a\n\x0c\nb\n", b"a\n\x0c\nc\n\x0c\nd\n"),
     "separators": ("x = '\u2028\x85'\n".encode(), "x = '\u2028\x85\x1c'\ny\n".encode()),
@@ -20,6 +27,8 @@ CASES = {
     "no end": (b"a\nb", b"c\nb"),
     "new": (b"", b"a\n\nb\n"),
     "blank lines": (b"a\n", b"a\n\n\n"),
+    "repeated lines": (_module(80), _module(80, first="0 + 0", last="79 + 0")),
+    "table": (_module(2000), _module(2000, first="0 + 0", last="1999 + 0")),  # more equal pairs than are searched
 }
 
 

@@ -100,6 +100,26 @@ def test_a_diff_or_its_tests_in_a_corpus_are_found(tmp_path: Path, form: str, pa
     assert (found.task, found.part) == ("w/one", part) and found.share == 1.0 and found.text.startswith("x.")
 
 
+def test_unchanged_repeated_lines_are_not_of_the_diff(tmp_path: Path) -> None:
+    results = [str(n) for n in range(80)]
+    changed = [f"shares({n}, people, rounding={n + 1}, smallest={n + 2})" for n in (0, 1, 78, 79)]
+    start, gold = (
+        "".join(f"@cached\ndef f(x):\n    x += 1\n    return {result}\n\n\n" for result in each)
+        for each in (results, [*changed[:2], *results[2:78], *changed[2:]])
+    )
+    task = save_task(
+        tmp_path / "task",
+        name="w/task",
+        instruction="-",
+        info=TaskInfo(split="heldout"),
+        workspace={"a.py": start.encode()},
+        tests={"test.sh": b""},
+        solution={"a.py": gold.encode()},
+    )
+    (found,) = overlaps([task], [("copied", "\npass\n".join(f"return {each}" for each in changed))], 0.5)
+    assert found.share == 1.0
+
+
 def test_what_the_agent_has_anyway_and_short_diffs_are_not_searched(tmp_path: Path) -> None:
     short = _task(
         tmp_path, "short", b"\n\ndef low(prices):\n    return min(prices)\n", b"def test_shares():\n    pass\n"

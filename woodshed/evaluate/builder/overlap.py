@@ -7,7 +7,6 @@ of task directories of a training split.
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from typing import Any
 from woodshed.grading.pytest_grader import TESTS_PREFIX
 from woodshed.record.task import Task
 from woodshed.record.walk import all_below
+from woodshed.tasks.change import LineMatcher
 from woodshed.tasks.validate.contamination import GRAM
 from woodshed.tasks.validate.leak_readers import texts_of
 from woodshed.tasks.validate.leaks import tokenise
@@ -62,15 +62,10 @@ def _added(start: Mapping[str, bytes], after: Mapping[str, bytes]) -> frozenset[
 
 
 def _runs(before: Sequence[str], now: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Yield (first, last) of each run of added lines. Common beginnings and ends are cut off first, because difflib is
-    quadratic."""
-    same = next((i for i, (one, other) in enumerate(zip(before, now)) if one != other), min(len(before), len(now)))
-    rest = min(len(before), len(now)) - same
-    end = next((i for i in range(rest) if before[-1 - i] != now[-1 - i]), rest)
-    old, new = before[same : len(before) - end], now[same : len(now) - end]
-    for tag, _, _, first, last in difflib.SequenceMatcher(None, old, new).get_opcodes():
+    """Yield (first, last) of each run of added lines."""
+    for tag, _, _, first, last in LineMatcher(before, now).get_opcodes():
         if tag in ("insert", "replace"):
-            yield same + first, same + last
+            yield first, last
 
 
 def _grams(text: str) -> set[Gram]:
