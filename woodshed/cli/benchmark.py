@@ -204,7 +204,7 @@ def accept(
         found = verified(folder).get(task)
         if found is None:
             raise BenchmarkError(f"{folder} has no task {task!r}; give one of those that `show {folder}` lists")
-        given = dict(read_folder(files).files)
+        given = dict(read_folder(files, outputs=True).files)  # they are only changed files, no whole project
     except (BenchmarkError, PackageError) as error:
         raise _fail(error) from None
     chosen = found

@@ -60,6 +60,14 @@ def test_workspace_holds_sources_tests_and_what_surrounds_them() -> None:
         workspace_of(tiny.package(), {"tinyshapes/a.py": b""})
 
 
+def test_a_package_called_build_is_code() -> None:
+    own = {f"tinyshapes/build/{name}": b"" for name in ("__init__.py", "wheel.py", "data/a.json")}
+    made = {f"tinyshapes/dist/{name}": b"" for name in ("a.py", "tinyshapes/__init__.py")}
+    assert workspace_of(tiny.package(), {**tiny.FILES, **own, **made}).keys() - tiny.FILES.keys() == own.keys() | {
+        "pytest.ini"
+    }
+
+
 @pytest.mark.parametrize(
     ("name", "kept"),
     [

@@ -148,3 +148,10 @@ def test_a_folder_without_its_rubbish(tmp_path: Path) -> None:
     repos.write(tmp_path, {**FILES, **rubbish, "big.txt": b"x" * (600 << 10)})
     (tmp_path / "link.py").symlink_to("/etc/passwd")
     assert dict(read_folder(tmp_path).files) == FILES
+
+
+def test_a_package_called_build_is_read_and_a_build_is_not(tmp_path: Path) -> None:
+    own = dict.fromkeys(("src/build/__init__.py", "src/build/a.json", "src/env/__init__.py", "src/env/b/c.py"), b"")
+    made = dict.fromkeys(("build/lib/build/__init__.py", "dist/a.txt", "env/d.py", "src/build/__pycache__/e.py"), b"")
+    repos.write(tmp_path, {**own, **made})
+    assert dict(read_folder(tmp_path).files) == own

@@ -93,11 +93,12 @@ def workspace_of(package: Package, files: dict[str, bytes]) -> dict[str, bytes]:
     Raises PackageError if a source or test root of the package holds no file.
     """
     roots = (*package.sources, *package.tests)
+    packages = {str(PurePosixPath(name).parent) for name in files if PurePosixPath(name).name == "__init__.py"}
     kept = {
         name: data
         for name, data in sorted(files.items())
         if any(below(name, root) for root in roots)
-        and (_allowed(name, data) or name in package.built)
+        and (_allowed(name, data, packages) or name in package.built)
         and not any(fnmatch(name, pattern) for pattern in package.exclude)
     }
     for root in roots:
@@ -142,12 +143,15 @@ def below(name: str, root: str) -> bool:
     return name == root or name.startswith(root.rstrip("/") + "/")
 
 
-def _allowed(name: str, data: bytes) -> bool:
+def _allowed(name: str, data: bytes, packages: Collection[str]) -> bool:
+    """Return whether a file may be in a workspace. ``packages``: folders that are Python packages, which are code also
+    where they are called ``build``, ``dist`` or ``docs``."""
     path = PurePosixPath(name)
     if path.suffix not in ALLOWED_SUFFIXES or path.name in _CONFIGURATION or len(data) > MAX_FILE_BYTES:
         return False
-    if any(part in _FORBIDDEN_PARTS or part.endswith(".egg-info") for part in path.parts[:-1]):
-        return False
+    for folder in path.parents:
+        if folder.name.endswith(".egg-info") or (folder.name in _FORBIDDEN_PARTS and str(folder) not in packages):
+            return False
     try:
         data.decode("utf-8")
     except UnicodeDecodeError:

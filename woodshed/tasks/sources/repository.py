@@ -73,19 +73,16 @@ _SKIPPED = {
     ".svn",
     "__pycache__",
     "node_modules",
-    "site-packages",
     ".tox",
     ".nox",
     ".venv",
-    "venv",
-    "env",
     ".mypy_cache",
     ".pytest_cache",
     ".ruff_cache",
     ".eggs",
-    "build",
-    "dist",
 }
+_OUTPUTS = {"build", "dist", "env", "venv", "site-packages"}
+"""Folders that a program makes as a rule, but which may be a project's own."""
 
 
 @dataclass(frozen=True)
@@ -97,17 +94,18 @@ class Snapshot:
     notes: tuple[str, ...] = ()
 
 
-def read_folder(folder: Path) -> Snapshot:
+def read_folder(folder: Path, *, outputs: bool = False) -> Snapshot:
     """Regular files of a folder, without caches, environments, links, files of more than ``MAX_FILE_BYTES`` and names
     that are not UTF-8.
 
+    Folders called ``build``, ``dist`` or like an environment are read if they are Python packages, or with ``outputs``.
     Raises PackageError if the folder cannot be read, holds no files or is larger than ``MAX_BYTES``.
     """
     files: dict[str, bytes] = {}
     total = 0
     try:
         for root, folders, names in os.walk(folder, onerror=_refuse):
-            folders[:] = sorted(f for f in folders if f not in _SKIPPED and not Path(root, f, "pyvenv.cfg").exists())
+            folders[:] = sorted(f for f in folders if not _is_made(Path(root, f), outputs))
             for name in sorted(names):
                 path = Path(root, name)
                 relative = path.relative_to(folder).as_posix()
@@ -126,6 +124,12 @@ def read_folder(folder: Path) -> Snapshot:
     if not files:
         raise PackageError(f"{folder}: holds no files")
     return Snapshot(files)
+
+
+def _is_made(folder: Path, outputs: bool) -> bool:
+    if folder.name in _SKIPPED or (folder / "pyvenv.cfg").exists():
+        return True
+    return folder.name in _OUTPUTS and not outputs and not (folder / "__init__.py").exists()
 
 
 def _refuse(error: OSError) -> None:
