@@ -2,9 +2,11 @@
 
 import copy
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -22,7 +24,14 @@ from woodshed.rl.batching import build_batch
 from woodshed.train.batch import TrainBatch
 from woodshed.train.checkpoint import CheckpointError
 from woodshed.train.reference import AveragedPolicy, Reference, needs_reference
-from woodshed.train.settings import ImportanceSettings, KlSettings, OptimizerSettings, ScheduleSettings, TrainSettings
+from woodshed.train.settings import (
+    HintKlSettings,
+    ImportanceSettings,
+    KlSettings,
+    OptimizerSettings,
+    ScheduleSettings,
+    TrainSettings,
+)
 from woodshed.train.token_sets import SetTable
 from woodshed.train.trainer import Trainer
 from woodshed.train.worker import Worker, batch_path
@@ -31,6 +40,8 @@ from woodshed.weights.follow import Follower
 from woodshed.weights.settings import WeightSettings
 
 from .conftest import CONFIG, MOE
+
+Teacher = Literal["lagged", "averaged"]
 
 
 def asked(batch: TrainBatch) -> TrainBatch:
@@ -267,3 +278,41 @@ def test_a_reference_that_follows_is_the_same_after_a_restart(tmp_path: Path, po
     shutil.rmtree(tmp_path / "restarted" / "checkpoints" / "step-000008")
     with pytest.raises(CheckpointError, match=r"reference-000006\.safetensors: not the reference"):
         trained(tmp_path / "restarted", policy_dir, train, 8)
+
+
+@pytest.mark.parametrize("teacher", ["lagged", "averaged"])
+@pytest.mark.parametrize("fsync", [True, False])
+def test_references_are_flushed_as_the_checkpoints_are(
+    tmp_path: Path,
+    policy_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fsync: bool,
+    teacher: Literal["lagged", "averaged"],
+) -> None:
+    train = TrainSettings(
+        fsync=fsync, kl=KlSettings(reference_steps=1), hint_kl=HintKlSettings(teacher=teacher, teacher_steps=2)
+    )
+    flushed: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda file: flushed.append(os.readlink(f"/proc/self/fd/{file}")))
+    trained(tmp_path, policy_dir, train, 2)
+    names = {Path(path).name.strip(".").partition("-")[0] for path in flushed}
+    assert {"reference", "teacher"} <= names if fsync else not flushed
+
+
+def test_a_trainer_killed_before_its_checkpoint_finds_the_reference_of_the_one_before(
+    tmp_path: Path, policy_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reference of a step is saved before its checkpoint."""
+    train = TrainSettings(fsync=False, keep_checkpoints=1, kl=KlSettings(reference_steps=1))
+    whole = trained(tmp_path / "whole", policy_dir, train, 3)
+    trained(tmp_path / "killed", policy_dir, train, 1)
+
+    def killed(*args: object, **more: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("woodshed.train.worker.save_checkpoint", killed)
+        trained(tmp_path / "killed", policy_dir, train, 2)
+    lines = trained(tmp_path / "killed", policy_dir, train, 3)
+    assert [line["loss"] for line in lines] == [line["loss"] for line in whole]
+    assert len(list((tmp_path / "killed" / "checkpoints").glob("reference-*"))) == 2, "no more are kept"

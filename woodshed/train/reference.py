@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from woodshed.policy.decoder import Decoder
 from woodshed.policy.native.fused import fuse
@@ -58,8 +59,9 @@ class LaggedPolicy:
     """A copy of the policy that is updated every ``every`` steps, counted from ``start``, the step at which training
     started; with ``every`` 0 it stays the policy that training started from.
 
-    ``name``: prefix of its files in ``checkpoints``, of which the newest ``keep`` are kept. ``load`` returns the policy
-    that training started from; to save memory, it is called only when ``decoder`` is first called.
+    ``name``: prefix of its files in ``checkpoints``, of which the newest ``keep`` are kept; ``fsync``: flush them to
+    disk. ``load`` returns the policy that training started from; to save memory, it is called only when ``decoder`` is
+    first called.
     """
 
     name: str
@@ -68,6 +70,7 @@ class LaggedPolicy:
     checkpoints: Path
     keep: int
     start: int = 0
+    fsync: bool = True
     _decoder: Decoder | None = field(default=None, init=False)
 
     def decoder(self, step: int) -> Decoder:
@@ -84,9 +87,12 @@ class LaggedPolicy:
         if self._since(step) != step:
             return
         state = hf_state(policy)
-        save_reference(self.checkpoints, step, state, keep=self.keep, name=self.name)
+        self._save(step, state)
         if self._decoder is not None:
             load_hf_state(self._decoder, state)
+
+    def _save(self, step: int, state: Mapping[str, Tensor]) -> None:
+        save_reference(self.checkpoints, step, state, keep=self.keep, fsync=self.fsync, name=self.name)
 
     def _since(self, step: int) -> int:
         return step - (step - self.start) % self.every if self.every else self.start
@@ -105,4 +111,4 @@ class AveragedPolicy(LaggedPolicy):
         before, now = hf_state(average), hf_state(policy)
         state = {name: torch.lerp(before[name], tensor.to(before[name]), self.rate) for name, tensor in now.items()}
         load_hf_state(average, state)
-        save_reference(self.checkpoints, step, state, keep=self.keep, name=self.name)
+        self._save(step, state)

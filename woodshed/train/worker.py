@@ -163,9 +163,17 @@ class Worker:
         return load_decoder(self.config.policy, device=resolve(self.config.device), dtype=torch.float32)
 
     def _lagged(self, name: str, every: int, rate: float | None = None) -> LaggedPolicy:
-        keep = self.config.train.keep_checkpoints + 1
-        place = name, every, self._start, self.config.checkpoints, keep, self.config.start
-        return LaggedPolicy(*place) if rate is None else AveragedPolicy(*place, rate=rate)
+        config = self.config
+        place: dict[str, Any] = {
+            "name": name,
+            "every": every,
+            "load": self._start,
+            "checkpoints": config.checkpoints,
+            "keep": config.train.keep_checkpoints + 1,  # a file is saved before the checkpoint of its step
+            "start": config.start,
+            "fsync": config.train.fsync,
+        }
+        return LaggedPolicy(**place) if rate is None else AveragedPolicy(**place, rate=rate)
 
     def _make_teacher(self) -> LaggedPolicy | None:
         """Return the policy that reads hints; None for the trained policy itself. If it is equal to the reference, both
