@@ -297,8 +297,33 @@ def test_a_trajectory_that_was_finished_last_is_forgotten_last(tmp_path: Path, m
         server = Server(tmp_path)
         await server.admin.finish("next")
         assert (await server.admin.finish("long")).requests == 1
-        with pytest.raises(GatewayError, match="no open trajectory 'late'"):
-            await server.admin.finish("late")
+        with pytest.raises(GatewayError, match="no open trajectory 'early'"):
+            await server.admin.finish("early")
+        server.end()
+
+    asyncio.run(main())
+
+
+def test_all_that_were_open_at_once_can_be_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their server dies before any of the answers arrives; the rollout of a forgotten one would be run again."""
+    monkeypatch.setattr(trajectories, "FINISHED", 2)
+
+    async def main() -> None:
+        server = Server(tmp_path, *["read a.py<end>"] * 5)
+        ids = [f"t{i}" for i in range(5)]
+        for id in ids:
+            await server.chat(await server.admin.open(id), [USER])
+        for id in ids:
+            await server.admin.finish(id)
+        server.end()
+        server = Server(tmp_path)
+        assert [(await server.admin.finish(id)).requests for id in ids] == [1] * 5
+        for i in range(4):
+            await server.admin.open(f"more{i}")
+            await server.admin.finish(f"more{i}")
+        assert (await server.admin.finish("t4")).requests == 1
+        with pytest.raises(GatewayError, match="no open trajectory 't3'"):  # they are not kept forever
+            await server.admin.finish("t3")
         server.end()
 
     asyncio.run(main())

@@ -37,7 +37,8 @@ _IGNORED = 100
 """Maximum number of different ignored fields remembered."""
 
 FINISHED = 32
-"""Number of finished trajectories kept, so that an answer that did not arrive can be requested again."""
+"""Least number of finished trajectories kept, so that an answer that did not arrive can be requested again. More are
+kept if more were open at once, since their clients may all wait for that answer, or for a server that died."""
 
 FEEDBACK, FEEDBACK_BYTES = 1000, 16 << 20
 """Maximum feedback of one trajectory: number of events, and their total size in bytes."""
@@ -128,12 +129,15 @@ class Trajectories:
         self.keys = keys
         self.by_id: dict[str, OpenTrajectory] = {}
         self._finished: OrderedDict[str, OpenTrajectory] = OrderedDict()
+        self._most_open = 0
         self._release = release
         self._journal = journal
         self._serials = count()
         if journal is not None:
             for kept in journal.restore(rendering):
                 self._add(kept)
+        # The clients of all that were kept may ask again; a server that died has not written how many were open.
+        self._most_open = max(self._most_open, len(self._finished))
 
     def open(self, id: str, about: dict[str, Any], beginning: Beginning | None = None) -> str:
         """Open a trajectory, with a recorded ``beginning`` if it is a fork, and return its key; a trajectory that is
@@ -186,7 +190,8 @@ class Trajectories:
     def finish(self, id: str) -> OpenTrajectory:
         """Revoke the key, cancel running requests, free the engine's cache. Committed segments stay readable.
 
-        Finishing a trajectory again returns the same, also after a restart, until ``FINISHED`` others were finished.
+        Finishing a trajectory again returns the same, also after a restart, until ``FINISHED`` others were finished, or
+        as many as were open at once.
         """
         if id in self._finished:
             return self._finished[id]
@@ -195,7 +200,7 @@ class Trajectories:
             self._journal.finished(id)
         self._finished[id] = trajectory
         self._drop(id)
-        while len(self._finished) > FINISHED:
+        while len(self._finished) > max(FINISHED, self._most_open):
             oldest = next(iter(self._finished))
             if self._journal is not None:
                 self._journal.closed(oldest)
@@ -204,7 +209,7 @@ class Trajectories:
         return trajectory
 
     def finished(self) -> list[OpenTrajectory]:
-        """The last ``FINISHED`` trajectories that were finished."""
+        """The last trajectories that were finished, see ``FINISHED``."""
         return list(self._finished.values())
 
     def delete(self, id: str) -> None:
@@ -260,6 +265,7 @@ class Trajectories:
             return
         self.keys.admit(kept.key_digest, kept.id)
         self.by_id[kept.id] = trajectory
+        self._most_open = max(self._most_open, len(self.by_id))
 
     def _drop(self, id: str) -> None:
         trajectory = self.by_id.pop(id)
