@@ -67,8 +67,11 @@ def test_groups_are_told_apart_by_their_end(tmp_path: Path) -> None:
         ledger.batch(step, [rows[number].id])
     with pytest.raises(ValueError, match="g000001-00 was not dispatched for the batch of step 1"):
         ledger.settle(1, {"g000001-00": "trained"})
-    ledger.finish(rows[4].id, "unused")
-    assert [row.position for row in ledger.finished_groups()] == [3, 1, 2], "nothing was learned from an unused one"
+    ledger.finish(rows[0].id, "ready")
+    for number in (0, 4):
+        ledger.finish(rows[number].id, "unused")
+    assert ledger.counts()["unused"] == 2
+    assert [row.position for row in ledger.finished_groups()] == [3, 1, 2, 0], "group 4 was still open"
 
 
 @pytest.mark.parametrize(("batch", "bound"), [(1, 0), (4, 0), (4, 1), (3, 5)])

@@ -156,25 +156,31 @@ def test_the_progress_of_the_curriculum_is_that_of_the_whole_run(
 
 
 def test_a_restarted_controller_has_learned_the_same_and_plans_again(tmp_path: Path) -> None:
-    """The curriculum is told the roots of each group at the version of its dispatch, but no task that was taken out.
-    The plan after the newest batch may have been lost, so it is made again."""
+    """The curriculum is told the roots of each group at the version of its dispatch, but no task that was taken out. A
+    group that was ready when a round ended was learned from, one that was open was not. The plan after the newest batch
+    may have been lost, so it is made again."""
     ledger = Ledger(tmp_path / "state.sqlite")
-    rows = [ledger.dispatch(f"t/{n}", n, n, 2) for n in range(4)]
+    rows = [ledger.dispatch(f"t/{n}", n, n, 2) for n in range(5)]
     ledger.fork(rows[2].id, ["g000002-00.f0"])
     ledger.finish(rows[2].id, "ready")
     ledger.finish(rows[1].id, "failed", step=1)
     ledger.finish(rows[0].id, "ready")
     ledger.batch(1, [rows[2].id, rows[0].id])
-    ledger.finish(rows[3].id, "unused")
+    ledger.finish(rows[4].id, "ready")
+    for number in (3, 4):
+        ledger.finish(rows[number].id, "unused")
     ledger.close()
     growth, told = Growing("t/1"), Told()
     made = controller(tmp_path, Admin(), growth=growth)
-    for id in ("g000000-00", "g000000-01", "g000001-00", "g000002-00", "g000002-00.f0", "g000002-01"):
+    for id in (
+        *(f"g00000{n}-0{m}" for n, m in ((0, 0), (0, 1), (1, 0), (2, 0), (2, 1), (4, 0), (4, 1))),
+        "g000002-00.f0",
+    ):
         made.store.add(episode(id))
     made.curriculum, made.version = told, 1  # type: ignore[assignment]
     made._recover()
-    of = {n: (f"t/{n}", [f"g{n:06d}-00", f"g{n:06d}-01"], n) for n in range(4)}
-    assert told.groups == [of[2], of[0]] and growth.planned == [1]
+    of = {n: (f"t/{n}", [f"g{n:06d}-00", f"g{n:06d}-01"], n) for n in range(5)}
+    assert told.groups == [of[2], of[0], of[4]] and growth.planned == [1]
 
 
 def test_finished_groups_are_learned_from_and_only_unsolved_ones_checked(tmp_path: Path) -> None:

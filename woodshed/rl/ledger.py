@@ -128,9 +128,7 @@ class Ledger:
     def finished_groups(self) -> list[GroupRow]:
         """Return all groups that ran to their end, in the order in which they finished, whatever their state is now."""
         query = "SELECT id, task, position, version, state FROM groups WHERE finished IS NOT NULL"
-        return [
-            GroupRow(*row) for row in self._db.execute(f"{query} AND state != 'unused' ORDER BY finished, position")
-        ]
+        return [GroupRow(*row) for row in self._db.execute(f"{query} ORDER BY finished, position")]
 
     def dispatched(self) -> set[str]:
         """Return the names of the tasks that were ever dispatched."""
@@ -171,11 +169,12 @@ class Ledger:
         rollouts, for the reasons in ``fates`` (by id), else for that of the state (``REASON_OF_STATE``). ``step``: the
         batch that was being filled when the group was dropped.
         """
+        now = None if state == "unused" else time.time()  # a group that was open then has not run to its end
         with self._transaction():
             changed = self._db.execute(
                 "UPDATE groups SET state = ?, finished = COALESCE(finished, ?), step = ? WHERE id = ? "
                 "AND state IN ('open', 'ready')",
-                (state, time.time(), step, group),
+                (state, now, step, group),
             ).rowcount
             if changed and state in REASON_OF_STATE:
                 of_group = self._db.execute("SELECT id FROM rollouts WHERE group_id = ?", (group,)).fetchall()
