@@ -405,6 +405,23 @@ def test_a_stall_is_told_while_it_lasts_and_again_when_another_begins(tmp_path: 
         paused.look()
 
 
+def test_a_stall_that_a_late_line_does_not_end_is_told_once(tmp_path: Path) -> None:
+    """The line of a step has the time of its end, and is written after its checkpoint, which may take long."""
+    files = Files(tmp_path, healthy())
+    watch = files.watch()
+    for number in range(1, 11):
+        files.add(number)
+        watch.look()
+    late = healthy()[10]["time"] + 2000
+    files.now = late
+    watch.look()
+    files.add(11)
+    for _ in range(2):
+        files.now = late + 10
+        watch.look()
+    assert files.told() == [(10, "stall", "warn")]
+
+
 def test_a_controller_pauses_resumably(tmp_path: Path) -> None:
     """Every group is flat; the controller stops dispatching, keeps what it has, and another one goes on."""
     if not (probe := probe_namespace(None)).ok:

@@ -99,6 +99,8 @@ def test_a_demonstration_is_verified_where_the_last_edit_was_tested() -> None:
     assert ends_tested(told(("edit_line", "ok"), ("run_tests", PASS), ("finish", "")))
     assert ends_tested(told(("edit_line", "ok"), ("run_tests", PASS), ("edit_line", "error: no change")))
     assert not ends_tested(told(("edit_line", "ok"), ("run_tests", FAIL)))
+    assert not ends_tested(told(("edit_line", "ok"), ("run_tests", PASS), ("run_tests", FAIL)))
+    assert not ends_tested(told(("read_file", "text"), ("finish", ""))), "no test was run"
     assert not ends_tested(told(("edit_line", "ok"), ("run_tests", PASS), ("edit_line", "ok")))
     assert not ends_tested(told(("edit_line", "ok"), ("run_tests", PASS), ("undo", "ok")))
     assert not ends_tested(

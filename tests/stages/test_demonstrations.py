@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.gateway.parts import TOKENIZERS
 from woodshed.grading.heldout import EndlessError
 from woodshed.grading.verify import grade
 from woodshed.recipe.load import load_recipe
@@ -17,6 +18,7 @@ from woodshed.record.trajectory import Outcome
 from woodshed.run.run import claim
 from woodshed.sandbox.backends.namespace.backend import probe_namespace
 from woodshed.stages import demonstrations
+from woodshed.stages.examples import load_examples
 from woodshed.stages.tasks import task_folder
 from woodshed.tasks.generators.synthetic import draw_synthetic, write_synthetic
 
@@ -44,3 +46,30 @@ def test_a_demonstration_that_cannot_be_judged_ends_nothing(tmp_path: Path, monk
                 (False, True),
                 (True, False),
             ]
+
+
+def test_only_solved_and_tested_demonstrations_are_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = load_recipe("smoke", ["learn.demonstrations={episodes=4,hinted=0}", "policy.format='hermes'"])
+    run = RunDirectory(tmp_path / "run")
+    run.corpus.mkdir(parents=True)
+    TOKENIZERS["hermes"].save(run.corpus / "tokenizer.json")
+
+    def conversation(number: int, *, resolved: bool, tested: bool) -> dict[str, Any]:
+        messages: list[dict[str, Any]] = [{"role": "user", "content": f"task {number}"}]
+        for name, result in (("edit_line", "ok"), *((("run_tests", "PASS: 1 test"),) if tested else ())):
+            call = {"id": name, "type": "function", "function": {"name": name, "arguments": "{}"}}
+            messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+            messages.append({"role": "tool", "tool_call_id": name, "content": result})
+        weights = [1.0] * (1 + tested)
+        return {"number": number, "resolved": resolved, "messages": messages, "weights": weights, "events": []}
+
+    kinds = [(True, False), (True, True), (False, True), (False, False)]
+
+    async def played(*_: object) -> list[dict[str, Any]]:
+        return [conversation(n, resolved=solved, tested=tested) for n, (solved, tested) in enumerate(kinds)]
+
+    monkeypatch.setattr(demonstrations, "_play", played)
+    demonstrations.demonstrate(recipe, run)
+    every, (verified,) = load_examples(run.examples()), load_examples(run.examples(verified=True))
+    assert len(every) == 4 and verified.tokens.tolist() == every[1].tokens.tolist()
+    assert run.read_result_of("demos")["verified"] == 1

@@ -25,7 +25,7 @@ from woodshed.record.store import TrajectoryStore
 from woodshed.record.trajectory import Outcome, Trajectory
 from woodshed.run.plan import plan
 from woodshed.stages.__main__ import STAGES
-from woodshed.stages.solved import different, fine_tune_on_rl, weights_of
+from woodshed.stages.solved import different, fine_tune_on_rl, solved_in_rl, weights_of
 
 LAPTOP = Path(__file__).parents[2] / "recipes" / "laptop.toml"
 EDIT = {"path": "ridge.py", "old_string": "return x\n", "new_string": "return x + 1\n"}
@@ -148,6 +148,19 @@ def test_the_result_is_learned_from_what_rl_solved(tmp_path: Path, recipe: Recip
         for name, other in (("pretrain", start), ("rl", rl))
     }
     assert distance["pretrain"] < distance["rl"], "it starts from the policy before SFT"
+
+
+def test_only_training_rollouts_are_learned(tmp_path: Path, recipe: Recipe) -> None:
+    """Held-out tasks are solved in evaluations of the same run."""
+    run = RunDirectory(tmp_path)
+    store = TrajectoryStore(run.trajectories)
+    held_out = scripted(*SCRIPT[:1], *SCRIPT[2:], name="b")
+    store.add(rollout("a", solved=True))
+    store.add(replace(held_out, id="b", group="eval", source="eval", outcome=Outcome(resolved=True)))
+    store.close()
+    (learned,) = solved_in_rl(recipe, run)
+    (segment,) = rollout("a", solved=True).segments
+    assert learned.tokens.tolist() == segment.tokens.tolist()
 
 
 def test_demonstrations_that_are_gone_are_missed(tmp_path: Path, recipe: Recipe) -> None:

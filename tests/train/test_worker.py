@@ -311,3 +311,18 @@ def test_no_steps_publish_the_policy_as_it_is(tmp_path: Path, policy_dir: Path, 
     Worker(config).run()
     newest = Follower(config.weights).poll()
     assert newest is not None and newest[0] == 0 and not config.metrics.exists()
+
+
+def test_the_last_version_is_published_where_no_step_is_left(tmp_path: Path, policy_dir: Path, make_batch) -> None:
+    """A kill after the last checkpoint and before its version, which the rollout side waits for."""
+    config = configure(tmp_path, policy_dir, make_batch, steps=2, batches=2)
+    Worker(config).run()
+    before, _ = outcome(config)
+    shutil.rmtree(Path(config.weights) / "v000002")
+    newest = Follower(config.weights).poll()
+    assert newest is not None and newest[0] == 1
+    worker = Worker(config)
+    newest = Follower(config.weights).poll()
+    assert newest is not None and newest[0] == 2, "it is there before the worker waits for anything"
+    worker.run()
+    assert outcome(config)[0] == before
