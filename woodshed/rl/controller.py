@@ -352,8 +352,7 @@ class Controller:
         while True:
             fresh = []
             for row in self.ledger.ready_groups():
-                group = self._ready.setdefault(row.id, []) or self.store.group(row.id)
-                self._ready[row.id] = group
+                group = self._ready_group(row.id)
                 if token_age(group, self.version) > self.settings.max_token_age:
                     self.ledger.finish(row.id, "stale", fates=lost(group), step=self.ledger.newest_step() + 1)
                     del self._ready[row.id]
@@ -370,6 +369,12 @@ class Controller:
             self._grow(step)
             self._write_batch(step, [self._ready.pop(g) for g in chosen])
             self.store.compact()
+
+    def _ready_group(self, id: str) -> list[Trajectory]:
+        """Return a ready group; one that an earlier process finished is read from the store, once."""
+        if id not in self._ready:
+            self._ready[id] = self.store.group(id)
+        return self._ready[id]
 
     def _grow(self, step: int) -> None:
         """Plan the tasks to make after the batch of ``step``, unless it is the last."""
