@@ -52,7 +52,7 @@ def test_swept_groups_free_their_capacity(tmp_path: Path) -> None:
 
 
 def test_groups_are_told_apart_by_their_end(tmp_path: Path) -> None:
-    """Groups 3 and 1 are batched in the order in which they finished; of the others, one is dropped as too old."""
+    """Groups 3, 1 and 2 finish in this order; two are batched, one is dropped as too old."""
     ledger = Ledger(tmp_path / "s")
     rows = [ledger.dispatch(f"t{n}", n, 0, 1) for n in range(5)]
     ledger.fork(rows[0].id, ["g000000-00.f0"])
@@ -60,7 +60,7 @@ def test_groups_are_told_apart_by_their_end(tmp_path: Path) -> None:
     assert ledger.in_open_groups() == {"g000000-00", "g000000-00.1", *(f"g00000{n}-00" for n in range(1, 5))}
     for number in (3, 1, 2):
         ledger.finish(rows[number].id, "ready")
-    assert [row.position for row in ledger.ready_groups()] == [3, 1, 2]
+    assert [row.position for row in ledger.ready_groups()] == [1, 2, 3], "in the order of dispatch"
     ledger.finish(rows[2].id, "stale", step=1)
     assert ledger.dropped_groups(1) == [rows[2].id]
     for step, number in enumerate((3, 1), 1):
@@ -72,6 +72,30 @@ def test_groups_are_told_apart_by_their_end(tmp_path: Path) -> None:
         ledger.finish(rows[number].id, "unused")
     assert ledger.counts()["unused"] == 2
     assert [row.position for row in ledger.finished_groups()] == [3, 1, 2, 0], "group 4 was still open"
+
+
+def test_the_window_begins_with_the_oldest_open_group(tmp_path: Path) -> None:
+    """Group 2 stays open; groups 0 and 1 were dispatched before it, group 4 is dropped and counts for nothing."""
+    path = tmp_path / "s"
+    ledger = Ledger(path)
+    rows = [ledger.dispatch(f"t{n}", n, 0, 1) for n in range(8)]
+    for number in (7, 6, 5, 3, 1, 0):
+        ledger.finish(rows[number].id, "ready")
+    ledger.finish(rows[4].id, "flat", step=1)
+    ledger.close()
+
+    def considered(window: int) -> list[int]:
+        return [row.position for row in Ledger(path).ready_groups(window)]
+
+    assert considered(1) == [0, 1], "plain FIFO"
+    assert considered(2) == [0, 1, 3]
+    assert considered(3) == [0, 1, 3, 5]
+    assert considered(100) == [0, 1, 3, 5, 6, 7], "greedy"
+    Ledger(path).batch(1, [rows[0].id, rows[3].id])
+    assert considered(2) == [1], "a batched group keeps its place in the window"
+    assert considered(3) == [1, 5]
+    Ledger(path).finish(rows[2].id, "failed", step=2)
+    assert considered(1) == [1, 5, 6, 7], "nothing is open, so nothing is waited for"
 
 
 @pytest.mark.parametrize(("batch", "bound"), [(1, 0), (4, 0), (4, 1), (3, 5)])

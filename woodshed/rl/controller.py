@@ -6,6 +6,8 @@ Invariants:
 - A batch is decided in the ledger before its file appears, and its file can be made again.
 - Staleness is bounded at dispatch (AReaL, arXiv:2505.24298, section 5.1) and by dropping ready groups with too old
   tokens, however many rollouts may run at a time (``concurrency.py``).
+- Batches take groups in the order of dispatch. Quick groups overtake a slow one only within a window (``rl.window``),
+  so that slow groups are trained too, instead of being overtaken until they are too old.
 - Every rollout gets one fate in the ledger (``conservation.py``), before the batch file is written or when its group
   is dropped.
 """
@@ -49,7 +51,8 @@ def may_dispatch(used: int, version: int, groups_per_step: int, max_staleness: i
     """Return whether one more group can be dispatched without exceeding ``max_staleness`` when it is trained.
 
     ``used``: number of groups dispatched for training so far; ``version``: newest published version. The next group is
-    trained at version ``used // groups_per_step``, which may exceed ``version`` by at most ``max_staleness``.
+    trained at version ``used // groups_per_step``, which may exceed ``version`` by at most ``max_staleness``. A group
+    that others overtake is trained later; ``rl.window`` bounds how much later.
     """
     return used // groups_per_step - version <= max_staleness
 
@@ -296,7 +299,8 @@ class Controller:
         """Return whether dynamic sampling may replace one more group while the batch of ``step`` is filled. Raises
         RunPaused if not and ``rl.dynamic_sampling.beyond`` is ``stop``."""
         settings = self.settings.dynamic_sampling
-        limit = settings.limit(self.settings.groups_per_step)
+        # More groups than a batch takes may be waiting behind a slow one; they were sampled among as many flat ones.
+        limit = settings.limit(max(self.settings.groups_per_step, len(self.ledger.ready_groups())))
         if len(self.ledger.flat_groups(step)) < limit:
             return True
         if settings.beyond == "stop":
@@ -349,26 +353,28 @@ class Controller:
         return trajectory
 
     def _form_batches(self) -> None:
-        while True:
-            fresh = []
-            for row in self.ledger.ready_groups():
-                group = self._ready_group(row.id)
-                if token_age(group, self.version) > self.settings.max_token_age:
-                    self.ledger.finish(row.id, "stale", fates=lost(group), step=self.ledger.newest_step() + 1)
-                    del self._ready[row.id]
-                    self._changed.set()  # another group can be dispatched in its place
-                else:
-                    fresh.append(row.id)
-            if len(fresh) < self.settings.groups_per_step:
-                return
-            chosen = fresh[: self.settings.groups_per_step]
-            step = self.ledger.newest_step() + 1
-            if step > self.settings.steps:
+        wanted = self.settings.groups_per_step
+        while (step := self.ledger.newest_step() + 1) <= self.settings.steps:
+            self._drop_stale(step)
+            chosen = [row.id for row in self.ledger.ready_groups(self.settings.batch_window)][:wanted]
+            if len(chosen) < wanted:
                 return
             self.ledger.batch(step, chosen)
             self._grow(step)
-            self._write_batch(step, [self._ready.pop(g) for g in chosen])
+            groups = [self._ready_group(id) for id in chosen]
+            for id in chosen:
+                del self._ready[id]
+            self._write_batch(step, groups)
             self.store.compact()
+
+    def _drop_stale(self, step: int) -> None:
+        """Drop ready groups with too old tokens, whatever their place in the window, while ``step`` is filled."""
+        for row in self.ledger.ready_groups():
+            group = self._ready_group(row.id)
+            if token_age(group, self.version) > self.settings.max_token_age:
+                self.ledger.finish(row.id, "stale", fates=lost(group), step=step)
+                del self._ready[row.id]
+                self._changed.set()  # another group can be dispatched in its place
 
     def _ready_group(self, id: str) -> list[Trajectory]:
         """Return a ready group; one that an earlier process finished is read from the store, once."""

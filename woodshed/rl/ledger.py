@@ -27,6 +27,9 @@ CREATE TABLE IF NOT EXISTS rollouts (id TEXT PRIMARY KEY, group_id TEXT NOT NULL
 CREATE INDEX IF NOT EXISTS rollouts_of_group ON rollouts (group_id);
 """
 
+_KEPT = "state NOT IN ('stale', 'failed', 'flat', 'unused')"
+"""SQL condition on a group: true unless it was dropped."""
+
 REASON_OF_STATE = {"stale": "stale", "failed": "unpaired", "flat": "flat_group", "unused": "unused"}
 """Reason why the rollouts of a group that ends in this state are dropped, unless they have a reason of their own."""
 
@@ -137,9 +140,20 @@ class Ledger:
     def open_groups(self) -> list[GroupRow]:
         return self._groups("open", "position")
 
-    def ready_groups(self) -> list[GroupRow]:
-        """Return the groups that wait for a batch, in the order in which they finished."""
-        return self._groups("ready", "finished, position")
+    def ready_groups(self, window: int | None = None) -> list[GroupRow]:
+        """Return the groups that wait for a batch, in the order in which they were dispatched.
+
+        With ``window``, only those that a batch may take: groups before the oldest open group, and groups among the
+        ``window`` groups that begin with it. Dropped groups are not counted.
+        """
+        if window is None:
+            return self._groups("ready", "position")
+        query = (
+            "SELECT id, task, position, version, state FROM groups AS ready WHERE state = 'ready' AND "
+            f"(SELECT COUNT(*) FROM groups WHERE {_KEPT} AND position <= ready.position AND position >= "
+            "(SELECT MIN(position) FROM groups WHERE state = 'open')) <= ? ORDER BY position"
+        )
+        return [GroupRow(*row) for row in self._db.execute(query, (window,))]
 
     def flat_groups(self, step: int) -> list[str]:
         """Return the ids of the groups that dynamic sampling replaced while the batch of ``step`` was being filled."""
@@ -229,9 +243,7 @@ class Ledger:
 
     def capacity_used(self) -> int:
         """Return the number of groups that count against the staleness capacity: all but dropped ones."""
-        (count,) = self._db.execute(
-            "SELECT COUNT(*) FROM groups WHERE state NOT IN ('stale', 'failed', 'flat', 'unused')"
-        ).fetchone()
+        (count,) = self._db.execute(f"SELECT COUNT(*) FROM groups WHERE {_KEPT}").fetchone()
         return int(count)
 
     def close(self) -> None:

@@ -47,13 +47,14 @@ class DynamicSamplingSettings(Settings):
     enabled: bool = False
     """Replace such groups. A run then needs more tasks, since a task of a replaced group is not used again."""
     max_share: float = Field(default=0.75, ge=0, lt=1)
-    """Share of the groups sampled for a batch that may be replaced: 0.75 is three times ``groups_per_step``."""
+    """Share of the groups sampled for a batch that may be replaced: 0.75 is three times ``groups_per_step``, or
+    three times the groups that wait for a batch behind a slow one, if these are more."""
     beyond: Literal["train", "stop"] = "train"
     """Treatment of such groups beyond ``max_share``: ``train`` puts them into the batch, ``stop`` pauses the run."""
 
-    def limit(self, groups_per_step: int) -> int:
-        """Return the number of groups that may be replaced while one batch is filled."""
-        return int(self.max_share / (1 - self.max_share) * groups_per_step + 1e-9)
+    def limit(self, kept: int) -> int:
+        """Return the number of groups that may be replaced while one batch is filled, next to ``kept`` others."""
+        return int(self.max_share / (1 - self.max_share) * kept + 1e-9)
 
 
 class RLSettings(Settings):
@@ -80,6 +81,13 @@ class RLSettings(Settings):
     """A group is dispatched only if it can be trained at most this many versions later (AReaL's capacity rule)."""
     max_token_age: int = Field(default=4, ge=0)
     """A finished group whose oldest token is more versions old than this is dropped; it stays stored and counted."""
+    window: int | None = Field(default=None, ge=1)
+    """Number of groups, counted in the order of dispatch from the oldest unfinished one, of which the next batch may
+    take finished ones; dropped groups are not counted. A larger window lets the trainer wait less for a slow group,
+    whose tokens are then older when it is trained. 1 is plain FIFO: each batch waits for its slowest group. A number as
+    large as that of all groups is greedy: slow groups are overtaken until they are too old and dropped, so training
+    prefers tasks with short episodes. Default: (``max_token_age`` - ``max_staleness``) x ``groups_per_step`` + 1, the
+    largest window in which no group becomes too old by being overtaken."""
     concurrency: int = Field(default=64, ge=1)
     """Number of rollouts in flight; with ``adaptive`` the maximum."""
     adaptive: AdaptiveSettings = AdaptiveSettings()
@@ -175,6 +183,19 @@ class RLSettings(Settings):
             )
         self.growth.check_against(self.groups_per_step)
         return self
+
+    @property
+    def batch_window(self) -> int:
+        """The value of ``window``, or its default.
+
+        The default follows from the worst case. A group that is dispatched last at version v has
+        (v + max_staleness + 1) x groups_per_step - 1 groups before it. With the window - 1 groups after it that may
+        overtake it, v + max_staleness + 1 + (window - 2) // groups_per_step batches can be formed without it. The next
+        batch takes it and is trained at the version of that number, which must not exceed v + max_token_age.
+        """
+        if self.window is not None:
+            return self.window
+        return (self.max_token_age - self.max_staleness) * self.groups_per_step + 1
 
     def make_algorithm(self) -> Algorithm:
         """Return the algorithm of ``algorithm`` with its options. Raises ValueError."""
