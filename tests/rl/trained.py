@@ -20,7 +20,7 @@ from woodshed.record.jsonl import read_jsonl
 from woodshed.record.store import TrajectoryStore
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Outcome, Trajectory
-from woodshed.rl.batching import build_batch, is_flat
+from woodshed.rl.batching import History, build_batch, is_flat
 from woodshed.rl.conservation import Conservation, check_conservation
 from woodshed.rl.controller import Controller
 from woodshed.rl.growth.growth import Growth
@@ -75,7 +75,13 @@ class Trained:
         ledger, store = Ledger(self.folder / "state.sqlite"), TrajectoryStore(self.folder / "store")
         algorithm = settings.make_algorithm()
 
+        def groups_of(step: int) -> list[list[Trajectory]]:
+            return [store.group(group) for group in ledger.batches().get(step, [])]
+
+        history = History(algorithm, groups_of, lambda _: False)
+
         def build(groups: list[list[Trajectory]], step: int) -> tuple[TrainBatch, dict[str, Any]]:
+            history.until(step)
             batch, stats = build_batch(
                 groups, algorithm, step=step, batch_id=f"step-{step}", generation_budget=settings.generation_budget
             )

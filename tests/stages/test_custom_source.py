@@ -188,6 +188,14 @@ def test_an_instruction_that_names_no_file_needs_a_tool_to_search_with(tmp_path:
         drawn("good", tmp_path, 'tasks.main="silent_source:good"')
 
 
+def test_a_label_that_no_training_task_has_is_refused_when_the_tasks_are_made(tmp_path: Path) -> None:
+    reinforce = ('rl.algorithm="reinforce"', "rl.group_size=1", 'rl.algorithm_options={by="package"}')
+    with pytest.raises(StageFailed, match=r"'reinforce' needs the label 'package' .* theirs are family, kind; choose"):
+        drawn("good", tmp_path, *reinforce)
+    with pytest.raises(RecipeError, match=r"by is 'user', and rollouts have the labels family, kind, package"):
+        drawn("good", tmp_path, *reinforce[:2], 'rl.algorithm_options={by="user"}')
+
+
 @pytest.mark.parametrize(
     ("name", "says"),
     [

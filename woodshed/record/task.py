@@ -26,6 +26,10 @@ WITHHELD = "withheld"
 """Value of ``reference`` in the provenance if the authors of a benchmark withhold a task's solution."""
 
 
+TASK_LABELS = ("family", "kind", "package")
+"""Names that ``Task.labels`` may have."""
+
+
 class TaskError(Exception):
     """A task directory is not valid; the message names the file and the field."""
 
@@ -130,6 +134,12 @@ class Task:
         """Return the files of ``environment/`` except the workspace, from which other Harbor tools build the box."""
         found = _files(self.path / "environment")
         return {name: data for name, data in found.items() if not name.startswith("workspace/")}
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Labels of the rollouts of this task in RL: what is known of it before they run, without empty values."""
+        values = (self.info.family, self.info.kind, self.info.provenance.get("package", ""))
+        return {name: value for name, value in zip(TASK_LABELS, values, strict=True) if value}
 
     @property
     def withheld(self) -> bool:

@@ -347,7 +347,16 @@ class Controller:
         async with self._slots:
             task = self.tasks[row.task]
             resume, self._resumable = id in self._resumable, self._resumable - {id}
-            trajectory = await rollout(self.arena, task, id=id, group=row.id, source="train", fork=fork, resume=resume)
+            trajectory = await rollout(
+                self.arena,
+                task,
+                id=id,
+                group=row.id,
+                source="train",
+                labels=task.labels,
+                fork=fork,
+                resume=resume,
+            )
         self.store.add(trajectory)
         self.failures.update(trajectory)
         return trajectory

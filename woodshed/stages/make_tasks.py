@@ -20,7 +20,7 @@ from woodshed.tasks.validate.gates import check_task
 from .boxes import backend_of, layer_store
 from .demonstrator import must_search
 from .failures import StageFailed
-from .tasks import built_tasks, lacking_packages, split_of, task_folder
+from .tasks import built_tasks, check_label, lacking_packages, split_of, task_folder
 
 
 def make_tasks(recipe: Recipe, run: RunDirectory) -> None:
@@ -41,6 +41,7 @@ def make_synthetic(recipe: Recipe, run: RunDirectory) -> None:
     total, done = sum(counts.values()), 0
     sample: list[Task] = []
     kinds: dict[str, str] = {}
+    labels: set[str] = set()
     for split, count in counts.items():
         # These do not depend on the seed of the run, so that runs are compared on the same tasks.
         seed = settings.seed if split in ("dev", "heldout") else settings.seed + recipe.seed
@@ -50,12 +51,15 @@ def make_synthetic(recipe: Recipe, run: RunDirectory) -> None:
             path = task_folder(run, "synthetic", split) / spec.name.split("/")[-1]
             task = write_synthetic(spec, path) if not (path / "task.toml").exists() else Task.load(path)
             done += 1
+            if split == "train":
+                labels |= set(task.labels)
             if split == "heldout":
                 kinds[task.name] = "two bugs" if len(spec.bugs) > 1 else task.info.kind
             if done % 50 == 0:
                 run.write_progress("tasks", done, total, f"writing {split} synthetic tasks")
             if number < settings.checked:
                 sample.append(task)
+    check_label(labels, recipe)
     write_json(run.root / "tasks" / "kinds.json", kinds)
     run.write_progress("tasks", done, total, f"gates: {len(sample)} synthetic tasks")
     failed = asyncio.run(_gate(recipe, run, sample))
@@ -85,6 +89,7 @@ def make_custom(recipe: Recipe, run: RunDirectory) -> None:
     repeated = [name for name, number in Counter(task.name for task in tasks).items() if number > 1]
     if repeated:
         raise StageFailed(f"{source}: tasks of two splits are both called {repeated[0]}")
+    check_label((label for task in tasks if task.info.split == "train" for label in task.labels), recipe)
     if recipe.learn.demonstrations.episodes and "grep" not in recipe.harness.tools:
         for task in tasks:
             if task.info.split == "train" and must_search(task):
@@ -146,6 +151,8 @@ def make_packages(recipe: Recipe, run: RunDirectory) -> None:
             link.symlink_to(os.path.relpath(task.path, folder))  # the run directory may be moved
     if lacking := lacking_packages(splits, recipe):
         raise StageFailed(f"tasks.packages {lacking}")
+    if recipe.tasks.main == "packages":
+        check_label((label for task in tasks if split_of(task, recipe) == "train" for label in task.labels), recipe)
     packages = len({t.info.provenance.get("package", "") for t in tasks})
     parts = f"{splits['train']} train, {splits['heldout']} held out"
     parts += f", {splits['dev']} for development" if splits["dev"] else ""

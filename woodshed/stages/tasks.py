@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from woodshed.grading.settings import GradingSettings
@@ -77,6 +77,18 @@ def load_split(run: RunDirectory, family: str, split: str) -> list[Task]:
     if not tasks:
         raise TaskError(f"{folder}: no tasks; the stage that makes them has not run")
     return tasks
+
+
+def check_label(found: Iterable[str], recipe: Recipe) -> None:
+    """Raise StageFailed if ``rl.algorithm`` reads a label that no training task has. ``found``: names of their labels.
+
+    Called when the tasks are made, long before RL would fall back to a baseline that the recipe does not name."""
+    wanted, names = recipe.rl.make_algorithm().label, sorted(set(found))
+    if wanted and wanted not in names:
+        raise StageFailed(
+            f"rl.algorithm {recipe.rl.algorithm!r} needs the label {wanted!r} (rl.algorithm_options), and no training "
+            f"task has it: theirs are {', '.join(names)}; choose one of these and start over with --fresh"
+        )
 
 
 def check_training_data(run: RunDirectory) -> int:

@@ -129,6 +129,7 @@ def test_an_algorithm_by_reference(monkeypatch: pytest.MonkeyPatch) -> None:
         ("reinforce", {"half_life": math.nan}, "half_life of reinforce must be a number (got nan)"),
         ("reinforce", {"least_seen": True}, "least_seen of reinforce must be a number (got True)"),
         ("reinforce", {"by": 3}, "by of reinforce must be a string (got 3)"),
+        ("reinforce", {"by": "user"}, "by is 'user', and rollouts have the labels family, kind, package of their task"),
         ("no.such.module:A", {}, "cannot be loaded: ModuleNotFoundError: No module named 'no'"),
         (f"{__name__}:Nobody", {}, "cannot be loaded"),
         ("collections:Counter", {}, "is no class that derives from"),
@@ -143,23 +144,23 @@ def test_what_cannot_be_had_is_said(name: str, options: dict[str, Any], said: st
 def test_reinforce_against_a_decayed_mean_by_bucket() -> None:
     """In float64 over everything that was seen, with bucket, decay and fallback written out."""
     rng = np.random.default_rng(0)
-    ours = load_algorithm("reinforce", budget=10, options={"by": "user", "half_life": 5.0, "least_seen": 4})
+    ours = load_algorithm("reinforce", budget=10, options={"by": "kind", "half_life": 5.0, "least_seen": 4})
     seen: list[tuple[str, float]] = []
     for step in range(12):
-        users = ("ann", "bob", "") if step > 2 else ("", "", "")
+        kinds = ("swap", "compare", "") if step > 2 else ("", "", "")
         made = [
-            replace(trajectory(f"{step}-{i}", float(rng.random()), ["pss"]), labels={"user": user} if user else {})
-            for i, user in enumerate(users)
+            replace(trajectory(f"{step}-{i}", float(rng.random()), ["pss"]), labels={"kind": kind} if kind else {})
+            for i, kind in enumerate(kinds)
         ]
         for t in made:
-            of = [r for user, r in seen if user == t.labels.get("user")] if t.labels else []
+            of = [r for kind, r in seen if kind == t.labels.get("kind")] if t.labels else []
             known = of if len(of) >= 4 else [r for _, r in seen]
             weights = 0.5 ** (np.arange(len(known))[::-1] / 5.0)
             expected = t.reward - float(np.average(known, weights=weights)) if len(known) >= 4 else 0.0
             ((found,),) = ours.annotate([t])
             np.testing.assert_allclose(found["rl"], [0, expected, expected], rtol=1e-5, atol=1e-7)
         ours.observe([[t] for t in made])
-        seen += [(t.labels.get("user", ""), t.reward) for t in made]
+        seen += [(t.labels.get("kind", ""), t.reward) for t in made]
 
 
 def test_a_restarted_run_tells_an_algorithm_what_it_has_missed() -> None:

@@ -52,6 +52,9 @@ class Algorithm(ABC):
     forks: ClassVar[bool] = False
     """True if the algorithm supports forks (``Trajectory.fork``); otherwise a group must not have any."""
 
+    label: str = ""
+    """Label of rollouts (``Task.labels``) that the algorithm needs; a run whose training tasks lack it is refused."""
+
     def __init__(self, budget: int) -> None:
         """``budget``: number of tokens that a rollout may sample, ``rl.generation_budget``."""
         self.budget = budget

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from woodshed.record.task import TASK_LABELS
 from woodshed.record.trajectory import Trajectory
 
 from .base import Algorithm, Weights, spread
@@ -12,7 +13,8 @@ from .base import Algorithm, Weights, spread
 class Reinforce(Algorithm):
     """A = R - b, with b the decayed mean reward of earlier rollouts of the same bucket.
 
-    ``by``: name of the trajectory label whose value is the bucket (a user, a repository, a kind of task); if ``by`` is
+    ``by``: name of the trajectory label whose value is the bucket, one of those that come from the task (``family``,
+    ``kind``, ``package``), since a bucket that depends on what a rollout did would bias its baseline. If ``by`` is
     empty or a trajectory lacks the label, the bucket is the common one, which counts all rollouts. ``half_life``:
     number of later rewards of the bucket after which a reward counts half. ``least_seen``: number of rollouts that a
     bucket needs; below it the baseline is that of the common bucket, and if this has too few as well, the advantage
@@ -25,7 +27,10 @@ class Reinforce(Algorithm):
         super().__init__(budget)
         if half_life <= 0:
             raise ValueError(f"rl.algorithm_options: half_life is {half_life}; it must be above 0")
-        self.by, self.least_seen = by, least_seen
+        if by and by not in TASK_LABELS:
+            known = ", ".join(TASK_LABELS)
+            raise ValueError(f"rl.algorithm_options: by is {by!r}, and rollouts have the labels {known} of their task")
+        self.label, self.least_seen = by, least_seen
         self._decay = 0.5 ** (1 / half_life)
         self._seen: dict[str, tuple[int, float, float]] = {}  # bucket -> rollouts, sum of weights, weighted rewards
 
@@ -46,4 +51,4 @@ class Reinforce(Algorithm):
         return 0.0
 
     def _bucket(self, trajectory: Trajectory) -> str:
-        return f"{self.by}={trajectory.labels[self.by]}" if self.by in trajectory.labels else ""
+        return f"{self.label}={trajectory.labels[self.label]}" if self.label in trajectory.labels else ""
