@@ -54,7 +54,7 @@ def test_a_wrong_type(tmp_path: Path) -> None:
 
 def test_impossible_combinations(tmp_path: Path) -> None:
     sync = ("--set", "rl.mode=sync", "--set", "rl.max_staleness=1")
-    refused(tmp_path, SMOKE, *sync, says=["rl: mode 'sync' needs max_staleness = 0", "set rl.max_staleness=0"])
+    refused(tmp_path, SMOKE, *sync, says=["rl: mode 'sync' sets max_staleness to 0", "set rl.max_staleness=0"])
     short = ["learn.sft.max_tokens is 1024", "policy.max_positions = 128", "lower the one or raise the other"]
     refused(tmp_path, SMOKE, "--set", "policy.max_positions=128", says=short)
     few = ["needs 60 training tasks", "tasks.synthetic.train is 24", "lower rl.steps or raise tasks.synthetic.train"]

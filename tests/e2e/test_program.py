@@ -50,7 +50,7 @@ def recipe(folder: Path) -> Path:
 
 def test_a_run_trains_another_agent(tmp_path: Path) -> None:
     root = tmp_path / "run"
-    flags = ("--set", "rl.steps=2", "--set", "rl.mode=sync", "--set", "rl.max_staleness=0")
+    flags = ("--set", "rl.steps=2", "--set", "rl.mode=sync")
     done = woodshed(tmp_path, "run", recipe(tmp_path), "--out", root, *flags)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "no demonstrations: the policy as it is" in done.stdout

@@ -78,7 +78,11 @@ def test_a_builtin_recipe_is_found_by_its_name_and_starts_a_users_own(tmp_path: 
             r"x\.toml:3: rl\.rewards\.effort\.weigth: unknown field; did you mean 'weight'",
         ),
         ('name = "x"\n[rl]\nsteps = "many"\n', [], r"x\.toml:3: rl\.steps: .*integer.*'many'"),
-        ('name = "x"\n[rl]\nmode = "sync"\n', [], r"x\.toml:2: rl: mode 'sync' needs max_staleness = 0"),
+        (
+            'name = "x"\n[rl]\nmode = "sync"\nmax_staleness = 1\n',
+            [],
+            r"x\.toml:2: rl: mode 'sync' sets max_staleness to 0",
+        ),
         ('name = "x"\n', ["rl.group_size=0"], r"--set rl\.group_size=0: rl\.group_size: .*greater than or equal to 1"),
         ('name = "x"\n', ["rl.group_size=1"], "rl: .*mean_baseline compares at least 2 rollouts of a prompt"),
         ('name = "x"\n', ["rl.group_size"], r"write field=value"),

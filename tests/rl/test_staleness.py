@@ -57,9 +57,16 @@ def test_age_is_that_of_the_oldest_sampled_token() -> None:
 
 
 def test_synchronous_and_stale_contradict_each_other() -> None:
-    with pytest.raises(ValueError, match="max_staleness = 0"):
+    with pytest.raises(ValueError, match="mode 'sync' sets max_staleness to 0, and it is 1"):
         RLSettings(mode="sync", max_staleness=1)
-    assert RLSettings(mode="sync", max_staleness=0).mode == "sync"
+
+
+def test_synchronous_is_without_staleness() -> None:
+    """The recipe of a finished run names both settings, and is read as it was."""
+    assert RLSettings().max_staleness == 1 and RLSettings(mode="async").max_staleness == 1
+    made = RLSettings(mode="sync")
+    assert made.max_staleness == 0 and RLSettings(**made.model_dump()) == made
+    assert RLSettings(mode="sync", max_staleness=0) == made
 
 
 class Behind(ScriptedEngine):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -76,7 +76,8 @@ class RLSettings(Settings):
     some did not, since a group that agrees teaches hardly anything. None, or no fewer than ``group_size``, runs all at
     once."""
     mode: Literal["async", "sync"] = "async"
-    """``sync`` waits for the weights of a step before it dispatches the next: for comparison only."""
+    """``sync`` sets ``max_staleness`` to 0, so that the groups of a step are dispatched only when the weights of the
+    step before are there: for comparison only."""
     max_staleness: int = Field(default=1, ge=0)
     """A group is dispatched only if it can be trained at most this many versions later (AReaL's capacity rule)."""
     max_token_age: int = Field(default=4, ge=0)
@@ -155,6 +156,13 @@ class RLSettings(Settings):
                 load_monitor(name)
         return value
 
+    @model_validator(mode="before")
+    @classmethod
+    def _synchronous(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("mode") == "sync":
+            return {"max_staleness": 0, **values}
+        return values
+
     @model_validator(mode="after")
     def _possible(self) -> RLSettings:
         if not is_reference(self.algorithm):  # the user's own code is loaded only when the recipe runs
@@ -175,7 +183,10 @@ class RLSettings(Settings):
                 "flight; lower rl.adaptive.least or raise rl.concurrency"
             )
         if self.mode == "sync" and self.max_staleness != 0:
-            raise ValueError("mode 'sync' needs max_staleness = 0; set rl.max_staleness=0 or rl.mode=\"async\"")
+            raise ValueError(
+                f"mode 'sync' sets max_staleness to 0, and it is {self.max_staleness}; set rl.max_staleness=0, leave "
+                'it out, or set rl.mode="async"'
+            )
         if self.max_token_age < self.max_staleness:
             raise ValueError(
                 f"max_token_age is {self.max_token_age} and max_staleness {self.max_staleness}, so groups would be "
