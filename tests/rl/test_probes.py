@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from collections.abc import Iterable
 from pathlib import Path
+from statistics import fmean
 from types import SimpleNamespace
 
 import pytest
 from gateway.parts import HERMES
 
+from woodshed.record.jsonl import read_jsonl
 from woodshed.record.run_directory import RunDirectory
 from woodshed.record.store import TrajectoryStore
 from woodshed.record.task import Task
@@ -70,6 +73,24 @@ def trained_groups(folder: Path) -> dict[str, list[Trajectory]]:
     return trained
 
 
+def of_probes(groups: Iterable[list[Trajectory]]) -> float:
+    return fmean(solved(t) for group in groups for t in group[:2])
+
+
+def rates_of_probes(folder: Path) -> list[float]:
+    """Pass rate of the probes of all groups sampled for each batch, replaced ones included."""
+    store, ledger = TrajectoryStore(folder / "store"), Ledger(folder / "state.sqlite")
+    sampled = [[*ledger.flat_groups(step), *groups] for step, groups in ledger.batches().items()]
+    rates = [of_probes(store.group(name) for name in names) for names in sampled]
+    store.close()
+    ledger.close()
+    return rates
+
+
+def noted_pass_rates(folder: Path) -> list[float]:
+    return [line["sampled_pass_rate"] for line in read_jsonl(folder / "metrics" / "rollouts.jsonl")]
+
+
 def test_the_rest_follows_where_probes_disagree(tmp_path: Path) -> None:
     index = tmp_path / "store" / "index.sqlite"
     policy = Sometimes()
@@ -86,8 +107,8 @@ def test_the_rest_follows_where_probes_disagree(tmp_path: Path) -> None:
     asyncio.run(main())
     groups = trained_groups(tmp_path)
     assert len(groups) == 9 and {len(group) for group in groups.values()} == {2, 5}
-    first = [solved(t) for group in groups.values() for t in group[:2]]
-    assert describe(list(groups.values()), 2)["pass_rate"] == pytest.approx(sum(first) / len(first))
+    assert describe(list(groups.values()), 2)["pass_rate"] == pytest.approx(of_probes(groups.values()))
+    assert noted_pass_rates(tmp_path) == [pytest.approx(rate) for rate in rates_of_probes(tmp_path)]
 
 
 def test_with_dynamic_sampling_groups_that_agree_are_replaced(tmp_path: Path) -> None:
@@ -105,6 +126,7 @@ def test_with_dynamic_sampling_groups_that_agree_are_replaced(tmp_path: Path) ->
 
     asyncio.run(main())
     assert {len(group) for group in trained_groups(tmp_path).values()} == {5}
+    assert noted_pass_rates(tmp_path) == [pytest.approx(rate) for rate in rates_of_probes(tmp_path)]
 
 
 def test_rejection_sampling_gets_no_fewer_rollouts_than_rl() -> None:

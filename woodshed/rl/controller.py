@@ -425,11 +425,15 @@ class Controller:
         self._meter.formed(step)
 
     def _pass_rate(self, groups: Sequence[str]) -> float:
-        """Return the pass rate of the graded rollouts of these groups, without forks; 0 if there are none."""
+        """Return the pass rate of the graded rollouts of these groups, without forks; 0 if there are none. With
+        ``rl.probes`` only that many of each group count, since only groups that disagree have more."""
         names = ", ".join(f"'{group}'" for group in groups)
         graded = f"source = 'train' AND status != '{INFRA}' AND NOT {IS_FORK}"
-        rows = self.store.rows(f"{graded} AND group_id IN ({names})")
-        return sum(bool(row["resolved"]) for row in rows) / len(rows) if rows else 0.0
+        of_group: dict[str, list[bool]] = {group: [] for group in groups}
+        for row in sorted(self.store.rows(f"{graded} AND group_id IN ({names})"), key=lambda row: row["id"]):
+            of_group[row["group_id"]].append(bool(row["resolved"]))
+        solved = [found for group in of_group.values() for found in group[: self.settings.probes]]
+        return sum(solved) / len(solved) if solved else 0.0
 
     async def _watch_versions(self) -> None:
         """Tell the server to load each new version. Raises RunFailing if it cannot for too long."""
