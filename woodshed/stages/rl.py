@@ -135,6 +135,7 @@ async def _reinforce(recipe: Recipe, run: RunDirectory, current: Round) -> None:
     run.stage_metrics("rollouts").parent.mkdir(parents=True, exist_ok=True)
     health = HealthWatch(
         settings.alarms,
+        start=current.start,
         steps=settings.steps,
         rollouts=run.stage_metrics("rollouts"),
         trainer=run.stage_metrics("trainer"),

@@ -1,7 +1,8 @@
 """Alarms: small functions of the history of steps. Each returns what is wrong, with value and threshold, or ''.
 
 ``LIVENESS`` alarms tell whether the run works at all. ``LEARNING`` alarms tell whether the policy degrades; most
-compare the newest steps with earlier ones, and are silent until both windows are full.
+compare the newest steps with earlier ones of the same round (``rl.rounds``), because each round starts from another
+policy, and are silent until both windows are full.
 """
 
 from __future__ import annotations
@@ -138,12 +139,17 @@ ADVICE: Final = {
 """Where to look when an alarm fires."""
 
 
-def firing(history: History, settings: AlarmSettings) -> dict[str, str]:
-    """Return the messages of the alarms that fire after the newest step, by alarm; alarms that are off are left out."""
+def firing(history: History, settings: AlarmSettings, start: int = 0) -> dict[str, str]:
+    """Return the messages of the alarms that fire after the newest step, by alarm; alarms that are off are left out.
+
+    ``start``: last step before the round of the newest one.
+    """
+    of_round = [step for step in history if int(step["step"]) > start]
     found = {}
-    for name, alarm in {**LIVENESS, **LEARNING}.items():
-        if settings.actions[name] != "off" and (message := alarm(history, settings)):
-            found[name] = message
+    for alarms, steps in ((LIVENESS, history), (LEARNING, of_round)):
+        for name, alarm in alarms.items():
+            if settings.actions[name] != "off" and (message := alarm(steps, settings)):
+                found[name] = message
     return found
 
 

@@ -18,7 +18,7 @@ class AlarmSettings(Settings):
     window: int = Field(default=4, ge=1)
     """Number of newest steps over which an alarm takes a mean."""
     baseline: int = Field(default=8, ge=1)
-    """Number of first steps of the run that later ones are compared with."""
+    """Number of first steps of the run, or of the round (``rl.rounds``), that later ones are compared with."""
 
     stall: Action = "warn"
     """No batch was decided and no step was trained for much longer than usual."""

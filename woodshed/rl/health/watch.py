@@ -22,23 +22,24 @@ from .settings import AlarmSettings
 class HealthWatch:
     """Reads the metrics files ``rollouts`` and ``trainer``, writes ``log``.
 
-    ``steps``: length of the run; once its last step is trained, no alarm pauses. Steps that an earlier process
-    evaluated are not evaluated again, except the newest one, which may have been trained after that process stopped;
-    alarms that it logged are not logged twice. Steps that were trained before this process began only warn, so that a
-    run that is resumed after a pause trains at least one more step.
+    ``start``: last step before the round that is watched; ``steps``: its last step, after which no alarm pauses. Steps
+    that an earlier process evaluated are not evaluated again, except the newest one, which may have been trained after
+    that process stopped; alarms that it logged are not logged twice. Steps that were trained before this process began
+    only warn, so that a run that is resumed after a pause trains at least one more step.
     """
 
     def __init__(
         self,
         settings: AlarmSettings,
         *,
+        start: int = 0,
         steps: int,
         rollouts: Path,
         trainer: Path,
         log: Path,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.settings, self.steps, self.clock = settings, steps, clock
+        self.settings, self.start, self.steps, self.clock = settings, start, steps, clock
         self._rollouts, self._trainer = GrowingRows(rollouts), GrowingRows(trainer)
         self._log = JsonLines(log)
         self._began = clock()
@@ -49,7 +50,7 @@ class HealthWatch:
         paused = bool(earlier) and earlier[-1]["action"] == "pause"
         self._logged = {(row["step"], row["alarm"]) for row in earlier if row["alarm"] != "stall"}
         self._resumed_at = self._trained()
-        self._evaluated = int(earlier[-1]["step"]) if paused else max(0, self._resumed_at - 1)
+        self._evaluated = max(start, int(earlier[-1]["step"]) if paused else self._resumed_at - 1)
 
     async def run(self, seconds: float = 1.0) -> None:
         """Call ``look`` every ``seconds``, for ever. Raises RunPaused."""
@@ -63,7 +64,7 @@ class HealthWatch:
         self._look_for_stall()
         for number in range(self._evaluated + 1, self._trained() + 1):
             self._evaluated = number
-            found = firing([step for step in self._history if int(step["step"]) <= number], self.settings)
+            found = firing([step for step in self._history if int(step["step"]) <= number], self.settings, self.start)
             self._firing &= {*found, "stall"}
             for name, message in found.items():
                 self._fire(name, number, message)
