@@ -19,6 +19,7 @@ from woodshed.rl.ledger import Ledger
 from woodshed.rl.settings import DynamicSamplingSettings, RLSettings
 from woodshed.sandbox.backends.namespace.backend import probe_namespace
 
+from .test_conservation import interrupted
 from .trained import by_number, trained
 
 FIFO, GREEDY = 1, 1_000_000
@@ -150,12 +151,15 @@ def batches_of(folder: Path) -> dict[int, list[int]]:
     return found
 
 
-def played(folder: Path, settings: RLSettings, held: Held) -> None:
+def played(folder: Path, settings: RLSettings, held: Held, *, killed: bool = False) -> None:
+    """Run a controller to its end. ``killed``: another one was killed after its first batch."""
     if not (probe := probe_namespace(None)).ok:
         pytest.skip("; ".join(probe.reasons))
 
     async def main() -> None:
         async with trained(folder, 14, reward=held) as at:
+            if killed:
+                await interrupted(at, settings, lambda: bool(at.trained))
             await at.run(settings)
             assert at.conserved().difference == 0
 
@@ -166,13 +170,14 @@ def played(folder: Path, settings: RLSettings, held: Held) -> None:
     ("window", "order"),
     [(FIFO, [0, 1, 2]), (2, [1, 0, 2]), (3, [1, 2, 0]), (GREEDY, [1, 2, 3])],
 )
+@pytest.mark.parametrize("killed", [False, True])
 def test_the_controller_waits_for_a_slow_group_at_the_end_of_the_window(
-    tmp_path: Path, window: int, order: list[int]
+    tmp_path: Path, window: int, order: list[int], killed: bool
 ) -> None:
     settings = RLSettings(
         steps=5, groups_per_step=1, group_size=2, concurrency=3, max_staleness=4, max_token_age=9, window=window
     )
-    played(tmp_path, settings, Held(4, set()))
+    played(tmp_path, settings, Held(4, set()), killed=killed)
     assert [group for groups in batches_of(tmp_path).values() for group in groups][:3] == order
 
 
