@@ -18,6 +18,7 @@ from typing import Annotated, Any, Protocol
 
 from pydantic import BeforeValidator, Field
 
+from woodshed.record.fault import Fault, is_shortage
 from woodshed.record.settings import Settings, is_reference, load_reference
 from woodshed.record.task import Task, TaskInfo
 from woodshed.record.trajectory import Outcome, Trajectory
@@ -137,7 +138,8 @@ def check_builtin(name: str, settings: TermSettings) -> None:
 def reward_function(settings: Mapping[str, TermSettings]) -> RewardFunction:
     """Build the training reward of a recipe. Raises ValueError if a term cannot be loaded.
 
-    The returned function raises RewardError.
+    The returned function raises RewardError, Fault, and OSError if the machine is out of a resource: neither says
+    anything about the term or the submission, and a rollout tries again.
     """
     terms = {name: load_term(name, s.options) for name, s in settings.items() if s.weight or name == "outcome"}
 
@@ -147,6 +149,8 @@ def reward_function(settings: Mapping[str, TermSettings]) -> RewardFunction:
             try:
                 value = float(term(task, trajectory, outcome))
             except Exception as error:  # whatever a user's function raises
+                if isinstance(error, Fault) or (isinstance(error, OSError) and is_shortage(error)):
+                    raise
                 raise RewardError(f"rl.rewards.{name}: {type(error).__name__}: {error}") from error
             if not math.isfinite(value):
                 raise RewardError(f"rl.rewards.{name}: its value is {value}; a reward must be a finite number")

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path, PurePosixPath
 
+from woodshed.record.fault import HostFault
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Outcome, Trajectory
 
@@ -26,7 +27,8 @@ _PACKAGES = ("--per-file-ignores=__init__.py:F401",)
 """An ``__init__.py`` may import names that it does not use itself."""
 _LINE_END = re.compile(r"\r\n|\r|\n")
 """Line ends of Python and ruff; ``splitlines`` also splits at form feeds, so a policy could shift line numbers."""
-_SECONDS = 30.0
+_SECONDS, _TRIES = 30.0, 2
+"""Time limit of ruff. A busy machine, or its memory killer, may stop ruff once; what stops it twice is the code."""
 _MISSING = 'rl.rewards.style: ruff is not installed; install woodshed[style], or leave "style" out'
 _BROKEN = "invalid-syntax"
 
@@ -36,7 +38,8 @@ def style(task: Task, trajectory: Trajectory, outcome: Outcome, *, select: str =
 
     A finding is new if the replaced lines had fewer findings of its rule. A file that parsed before and does not now,
     or that ruff cannot read, counts as ``most`` findings, because broken code hides others. ``select``: rules as in
-    ruff's ``--select``. Raises ValueError if ruff is not installed or does not know the rules.
+    ruff's ``--select``. Raises ValueError if ruff is not installed or does not know the rules, and HostFault if this
+    machine stops ruff even without a submission.
     """
     _check_rules(select)
     files = [(path, text) for path, text in trajectory.changed.items() if path.endswith((".py", ".pyi"))]
@@ -98,10 +101,12 @@ def _findings(pairs: list[tuple[str, str, str]], select: str) -> list[Found] | N
                 place = Path(folder, str(i), side)
                 place.mkdir(parents=True)
                 (place / name).write_text(text, "utf-8", "replace")
+        done = _ruff("--output-format=json", f"--select={select}", "--exit-zero", folder)
+        if done is None:
+            return None
         try:
-            done = _ruff("--output-format=json", f"--select={select}", "--exit-zero", folder)
             listed = json.loads(done.stdout)
-        except (subprocess.TimeoutExpired, ValueError):
+        except ValueError:
             return None
         found: list[Found] = [([], []) for _ in pairs]
         for item in listed:
@@ -111,7 +116,8 @@ def _findings(pairs: list[tuple[str, str, str]], select: str) -> list[Found] | N
     return found
 
 
-def _ruff(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+def _ruff(*arguments: str) -> subprocess.CompletedProcess[str] | None:
+    """Run ruff, without text on its standard input; None if a signal or the time limit stopped it every time."""
     command = [
         _program(),
         "check",
@@ -122,7 +128,14 @@ def _ruff(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
         *_PACKAGES,
         *arguments,
     ]
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=_SECONDS)
+    for _ in range(_TRIES):
+        try:
+            done = subprocess.run(command, input="", capture_output=True, text=True, timeout=_SECONDS)
+        except subprocess.TimeoutExpired:
+            continue
+        if done.returncode >= 0:
+            return done
+    return None
 
 
 def _program() -> str:
@@ -140,6 +153,8 @@ def _program() -> str:
 @cache
 def _check_rules(select: str) -> None:
     done = _ruff(f"--select={select}", "-")
+    if done is None:
+        raise HostFault(f"rl.rewards.style: this machine stopped ruff {_TRIES} times, on empty input")
     if done.returncode:
         problem = next((line for line in done.stderr.splitlines() if "invalid value" in line), done.stderr)
         raise ValueError(f"rl.rewards.style: ruff does not accept the rules {select!r}: {problem.strip()[:200]}")
