@@ -67,7 +67,7 @@ def test_a_whole_episode(box: FolderBox) -> None:
     effort = episode.effort
     assert (effort.turns, effort.tool_calls, effort.invalid_calls, effort.test_runs, effort.edits) == (4, 4, 0, 2, 1)
     assert (effort.prompt_tokens, effort.sampled_tokens, effort.tool_output_tokens) == (10, 16, 8 + 2 + 2)
-    assert (effort.thinking_tokens, effort.tool_call_tokens, effort.final_message_tokens) == (4, 12, 0)
+    assert (effort.thinking_tokens, effort.tool_call_tokens, effort.final_message_tokens) == (4, 9, 3)
     # Every token of the last context is in exactly one of the three classes.
     assert effort.prompt_tokens + effort.sampled_tokens + effort.tool_output_tokens == 35 + 3
     first = script.requests[0]
@@ -77,6 +77,25 @@ def test_a_whole_episode(box: FolderBox) -> None:
     for before, after in zip(script.requests, script.requests[1:], strict=False):
         assert after["messages"][: len(before["messages"])] == before["messages"]
     assert episode.messages[:-2] == script.requests[-1]["messages"]
+
+
+@pytest.mark.parametrize(
+    ("calls", "final"),
+    [
+        ([("finish", {"message": "done"})], 300),
+        ([("finish", {"message": 1})], 300),
+        ([("finish", {"message": "done"}), ("finish", {})], 300),
+        ([READ, ("finish", {"message": "done"})], 0),
+        ([READ], 0),
+        ([("fly", {})], 0),
+    ],
+)
+def test_a_reply_that_only_finishes_is_a_final_message(
+    box: FolderBox, calls: list[tuple[str, Any]], final: int
+) -> None:
+    episode, _ = play(box, call(*calls, prompt=9, sampled=320, thinking=20), settings=limits(turns=1))
+    effort = episode.effort
+    assert (effort.thinking_tokens, effort.tool_call_tokens, effort.final_message_tokens) == (20, 300 - final, final)
 
 
 def test_a_plain_message_ends_or_is_an_error(box: FolderBox) -> None:
@@ -274,6 +293,7 @@ def test_self_summary(box: FolderBox) -> None:
     effort = episode.effort
     assert (effort.prompt_tokens, effort.sampled_tokens) == (10 + 30, 5 + 15 + 20 + 5 + 4)
     assert effort.tool_output_tokens == 25 + 15 + 10 and effort.thinking_tokens == 8
+    assert (effort.tool_call_tokens, effort.final_message_tokens) == (5 + 15 + 5, (20 - 8) + 4), "none is free"
     assert len([m for m in episode.messages if m["role"] == "user"]) == 3
 
 

@@ -11,6 +11,7 @@ from itertools import groupby
 from typing import Any
 
 from woodshed.harness.tools.base import ToolResult, clean
+from woodshed.harness.tools.finish import Finish
 from woodshed.record.trajectory import ToolEvent
 
 from .episode import Call, Message, Moment, Reaction
@@ -34,6 +35,13 @@ def calls_of(message: Message, turn: int) -> list[Call]:
         text = arguments if isinstance(arguments, str) else json.dumps(arguments)
         calls.append(Call(str(raw["id"]), str(function.get("name") or ""), text))
     return calls
+
+
+def is_final(message: Message) -> bool:
+    """Return whether a reply is a message to the user: it has no call, or only calls of ``finish``."""
+    listed = message.get("tool_calls")
+    functions = [raw.get("function") for raw in listed] if isinstance(listed, list) else []
+    return all(isinstance(f, dict) and f.get("name") == Finish.name for f in functions)
 
 
 @dataclass

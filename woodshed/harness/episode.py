@@ -70,8 +70,9 @@ class Budget:
 
     Each token is counted once, in three classes that add up to all contexts: ``prompt_tokens`` (the start of a
     context), ``sampled_tokens`` and ``tool_output_tokens`` (the growth of a context between two replies).
-    ``thinking_tokens``, ``tool_call_tokens`` and ``final_message_tokens`` split ``sampled_tokens``, except for the text
-    of summaries, which is in none of them; numbers that a server does not report are 0.
+    ``thinking_tokens``, ``tool_call_tokens`` and ``final_message_tokens`` split ``sampled_tokens``; numbers that a
+    server does not report are 0. A summary is the final message of its context: if its text counted nowhere, a price on
+    effort would move thinking into summaries.
     """
 
     def __init__(self, limits: LimitSettings, effort: Effort) -> None:
@@ -80,7 +81,8 @@ class Budget:
         self.deadline = time.monotonic() + limits.wall_seconds
         self.context = 0
 
-    def count(self, reply: Reply, *, has_calls: bool, final: bool) -> None:
+    def count(self, reply: Reply, *, final: bool) -> None:
+        """Count a reply. ``final``: its text outside thinking is a message, not calls (``calls.is_final``)."""
         effort = self.effort
         if self.context:
             effort.tool_output_tokens += max(0, reply.prompt_tokens - self.context)
@@ -90,10 +92,10 @@ class Budget:
         effort.sampled_tokens += reply.sampled_tokens
         effort.thinking_tokens += reply.thinking_tokens
         spoken = max(0, reply.sampled_tokens - reply.thinking_tokens)
-        if has_calls:
-            effort.tool_call_tokens += spoken
-        elif final:
+        if final:
             effort.final_message_tokens += spoken
+        else:
+            effort.tool_call_tokens += spoken
 
     def new_context(self) -> None:
         """Begin a new context: the next reply is its first."""

@@ -16,7 +16,7 @@ from woodshed.record.trajectory import ExitStatus, ReplyUsage, ToolEvent
 from woodshed.sandbox.faults import is_silent
 from woodshed.sandbox.protocol import BoxError, Sandbox
 
-from .calls import Runner, calls_of
+from .calls import Runner, calls_of, is_final
 from .endpoint import ChatEndpoint, Reply
 from .episode import Budget, Episode, Message, Moment, Observer, Reaction
 from .errors import FORMAT_ERRORS, ContextFull, EndpointLost, ToolError
@@ -141,8 +141,7 @@ class _Agent:
         self.session.deadline = self.budget.deadline
         self.messages.append(reply.message)
         self.replies.append(reply.usage(context=self.effort.summaries, summary=summary, asked_seconds=asked))
-        has_calls = bool(reply.message.get("tool_calls"))
-        self.budget.count(reply, has_calls=has_calls, final=not has_calls and not summary)
+        self.budget.count(reply, final=is_final(reply.message))
         if summary:
             self.summary_replies.append(len(self.replies) - 1)
             self.effort.summaries += 1

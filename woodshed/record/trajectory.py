@@ -54,11 +54,12 @@ class Effort:
     tool_call_tokens: int = 0
     tool_output_tokens: int = 0
     final_message_tokens: int = 0
+    """Tokens, without thinking, of replies without calls, of those that only call ``finish``, and of summaries."""
     test_runs: int = 0
     edits: int = 0
     summaries: int = 0
     summary_tokens: int = 0
-    """Sampled tokens of the replies that are summaries, thinking included."""
+    """Sampled tokens of the replies that are summaries, thinking included; the three classes above have them too."""
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ def _effort(usage: Sequence[TurnUsage], limits: LimitSettings) -> Effort:
             sampled_tokens=turn.sampled_tokens,
             thinking_tokens=turn.thinking_tokens,
         )
-        budgets[turn.segment].count(reply, has_calls=turn.calls > 0, final=not turn.calls)
+        budgets[turn.segment].count(reply, final=not turn.calls)
         effort.turns += 1
         effort.tool_calls += turn.calls
         effort.invalid_calls += bool(turn.parse_error)

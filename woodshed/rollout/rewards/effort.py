@@ -24,8 +24,10 @@ def effort(
 ) -> float:
     """-C_{k,q}(x), x = w1 thinking + w2 tool-call + w3 tool-output + w4 final-message tokens + w5 calls + w6 turns.
 
-    The last six options are w1 to w6, at least 0. The report gives no values; the defaults are scaled so that x is
-    about 1 for a task of a few turns and some hundred tokens. Parallel calls of one turn are counted separately.
+    The last six options are w1 to w6, at least 0. Summaries count as thinking and final messages. A reply that only
+    calls ``finish`` is a final message; beside other calls its text counts with them. The report gives no values; the
+    defaults are scaled so that x is about 1 for a task of a few turns and some hundred tokens. Parallel calls of one
+    turn are counted separately.
     """
     spent = trajectory.effort
     weighted = (
