@@ -44,7 +44,7 @@ from woodshed.recipe.stages import DemonstrationSettings
 from woodshed.record.atomic import write_whole
 from woodshed.record.run_directory import RunDirectory
 from woodshed.record.task import Task
-from woodshed.rollout.attempts import suite_passed
+from woodshed.rollout.rewards.test_runs import suite_passed
 from woodshed.sandbox.protocol import Limits
 from woodshed.sandbox.services import create_box
 from woodshed.sandbox.taskbox import agent_box_spec

@@ -29,7 +29,8 @@ from woodshed.harness.settings import HarnessSettings
 from woodshed.record.segment import Segment
 from woodshed.record.task import Task
 from woodshed.record.trajectory import ToolEvent
-from woodshed.rollout.attempts import attempt_rates, suite_passed
+from woodshed.rollout.attempts import attempt_rates
+from woodshed.rollout.rewards.test_runs import suite_passed
 from woodshed.sandbox.faults import box_error
 from woodshed.sandbox.protocol import Backend, BoxSpec, ExecResult
 

@@ -44,7 +44,7 @@ from woodshed.record.task import Task
 from woodshed.record.trajectory import Trajectory
 from woodshed.rl.hints import Hinter, HintStats, renderer, usages
 from woodshed.rl.hints.replies import Unplaced, replies_of
-from woodshed.rollout.attempts import suite_passed
+from woodshed.rollout.rewards.test_runs import suite_passed
 from woodshed.sandbox.backends.namespace.backend import NamespaceBackend
 from woodshed.train.batch import Sequence as TrainSequence
 from woodshed.train.batch import TrainBatch, pack

@@ -70,7 +70,7 @@ class Grader:
 
     async def _reward(self, prompt: Prompt, text: str) -> float:
         from woodshed.harness.boxed import program
-        from woodshed.rollout.attempts import suite_passed
+        from woodshed.rollout.rewards.test_runs import suite_passed
         from woodshed.tasks.languages.python.mutations import apply_line
 
         calls = self.chat.parse(text, self.tools).tool_calls

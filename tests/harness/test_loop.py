@@ -63,6 +63,7 @@ def test_a_whole_episode(box: FolderBox) -> None:
     )
     assert episode.status == "submitted" and episode.error == ""
     assert [e.result.split("\n")[0] for e in episode.events] == ["FAIL", "ok", "PASS", "ok"]
+    assert [e.exit_code for e in episode.events] == [0, None, 0, None]
     assert [e.turn for e in episode.events] == [1, 2, 3, 4] and all(e.seconds > 0 for e in episode.events)
     effort = episode.effort
     assert (effort.turns, effort.tool_calls, effort.invalid_calls, effort.test_runs, effort.edits) == (4, 4, 0, 2, 1)

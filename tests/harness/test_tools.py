@@ -203,7 +203,7 @@ def test_run_tests(box: FolderBox) -> None:
         }
     )
     done = use(box, ("run_tests", {}), test_command="python check.py")
-    assert done == ToolResult("PASS 2 __main__ ['check.py']")
+    assert done == ToolResult("PASS 2 __main__ ['check.py']", exit_code=0)
     assert box.calls == ["exec_python", "exec"]  # FolderBox runs Python by exec
     assert "AttributeError" in use(box, ("run_tests", {}), test_command="python3 boom.py").text
     assert use(box, ("run_tests", {}), test_command="python silent.py").text == "[no output]"
@@ -213,6 +213,15 @@ def test_run_tests(box: FolderBox) -> None:
     quick = PLAIN.model_copy(update={"command": PLAIN.command.model_copy(update={"test_timeout": 2.0})})
     loop = use(box, ("run_tests", {}), test_command="python loop.py", settings=quick)
     assert loop.error == "timeout" and loop.text.startswith("start\nerror: timeout")
+
+
+@pytest.mark.parametrize("tool", ["run_tests", "run_command"])
+@pytest.mark.parametrize(
+    ("command", "code"), [("echo A; exit 3", 3), ("exit 3", 3), ("true", 0), ("echo A", 0), ("echo A; kill -9 $$", -9)]
+)
+def test_the_record_has_the_exit_code(box: FolderBox, tool: str, command: str, code: int) -> None:
+    arguments = {"command": command} if tool == "run_command" else {}
+    assert use(box, (tool, arguments), test_command=command).exit_code == code
 
 
 def test_a_failing_test_script_shows_its_report(box: FolderBox) -> None:

@@ -10,7 +10,8 @@ import pytest
 from woodshed.evaluate.arms import AFTER, ALONE, BEFORE, OTHER, REJECTION, best_baseline, stage_of, titles
 from woodshed.evaluate.sweep import best_temperature, check_told, choose_temperature, means_over_shared_tasks
 from woodshed.record.trajectory import ToolEvent
-from woodshed.rollout.attempts import attempt_rates, attempts, rate_if_fresh, suite_passed, wasted_calls
+from woodshed.rollout.attempts import attempt_rates, attempts, rate_if_fresh, wasted_calls
+from woodshed.rollout.rewards.test_runs import suite_passed
 from woodshed.stages.demonstrations import ends_tested
 
 PASS, FAIL = "PASS 18", "FAIL ridge\nwant 1\ngot 2"

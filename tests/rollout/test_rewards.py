@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,9 @@ def episode(*events: ToolEvent, said: str = "", status: Any = "submitted", **eff
 
 def call(name: str, result: str = "", error: str | None = None, **arguments: Any) -> ToolEvent:
     return ToolEvent(0, name, arguments, result, error)
+
+
+EDIT, TEST = call("edit_line", path="a.py", line=1, text="x"), call("run_tests")
 
 
 def test_every_term_is_reached_from_a_recipe(tmp_path: Path, task: Task) -> None:
@@ -207,6 +211,68 @@ def test_failures_that_are_repeated(task: Task) -> None:
     assert load_term("repeated_failure", {"most": 2})(task, episode(*[miss] * 20), NO) == -2
 
 
+FAILED_RUNS = (
+    call("run_tests", "FAIL test_a: expected 3, got 4"),
+    call("run_tests", "== 1 failed, 2 passed in 0.1s =="),
+    replace(call("run_tests", "Traceback (most recent call last):\nValueError"), exit_code=1),
+    replace(call("run_tests", "2 of 3 checks hold"), exit_code=2),
+    call("run_tests", "error: timeout: stopped after 60 s", "timeout"),
+    call("run_tests", "no tests ran in 0.01s"),
+)
+
+
+@pytest.mark.parametrize("failed", FAILED_RUNS)
+def test_failing_tests_that_are_run_again(failed: ToolEvent, task: Task) -> None:
+    term = load_term("repeated_failure")
+    assert term(task, episode(failed, failed, call("read_file", path="a.py"), failed), NO) == -2
+    assert term(task, episode(failed, EDIT, failed), NO) == 0
+
+
+def test_passing_tests_may_be_run_again(task: Task) -> None:
+    term = load_term("repeated_failure")
+    for result, code in (("2 passed in 0.1s", 0), ("PASS 18", None), ("3 of 3 checks hold", 0), ("[no output]", None)):
+        passed = replace(call("run_tests", result), exit_code=code)
+        assert term(task, episode(passed, passed), NO) == 0, result
+
+
+READS = """\
+ls
+ls -la 2>&1 | head
+cat a.py 2>/dev/null
+grep -rn x . >/dev/null
+find . -name '*.py' | xargs cat
+git status && git diff
+sed -n 1,3p a.py
+true; :
+echo 'no $HOME'
+pwd"""
+MAY_CHANGE = """\
+cd pkg
+touch x
+pip install x
+cat a.py > b.py
+cat a.py | tee b.py
+find . -name '*.pyc' -delete
+find . | xargs rm
+echo $(touch x)
+echo "`touch x`"
+git stash
+sed -i s/a/b/ a.py
+awk '{print > "x"}' a.py
+python fix.py
+sleep 1"""
+
+
+@pytest.mark.parametrize("command", [*READS.splitlines(), *MAY_CHANGE.splitlines(), "ls " + "x" * 9000])
+def test_what_only_reads_is_no_change_between_two_failures(command: str, task: Task) -> None:
+    broken = replace(call("run_command", "boom\n[exit code 2]", command="make"), exit_code=2)
+    between = replace(call("run_command", "done", command=command), exit_code=0)
+    expected = -1 if command in READS.splitlines() else 0
+    assert load_term("repeated_failure")(task, episode(broken, between, broken), NO) == expected
+    refused = replace(between, result="no\n[exit code 1]", exit_code=1)
+    assert load_term("repeated_failure")(task, episode(broken, refused, broken), NO) == -1, "it changed nothing"
+
+
 def test_todos_that_are_open(task: Task) -> None:
     term = load_term("unfinished_todos")
 
@@ -220,9 +286,6 @@ def test_todos_that_are_open(task: Task) -> None:
     assert term(task, episode(first, wrote([{"id": "2", "status": "cancelled"}], merge=True)), NO) == 0
     assert term(task, episode(first, wrote([{"id": "3", "status": "completed"}])), NO) == 0, "a new list, not merged"
     assert term(task, episode(), NO) == term(task, episode(wrote("nonsense")), NO) == 0
-
-
-EDIT, TEST = call("edit_line", path="a.py", line=1, text="x"), call("run_tests")
 
 
 def test_submitting_untested(task: Task) -> None:

@@ -21,8 +21,9 @@ from woodshed.monitors.base import CODE
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Outcome, Trajectory
 from woodshed.rollout.rewards import RewardTerm, load_term, style
-from woodshed.rollout.rewards.communication import final_message, runs_tests
+from woodshed.rollout.rewards.communication import final_message
 from woodshed.rollout.rewards.style import changed_lines
+from woodshed.rollout.rewards.test_runs import runs_tests
 
 Better = Literal["lower", "higher"]
 Measure = Callable[[Task, Trajectory, Outcome], float | None]

@@ -14,7 +14,7 @@ from woodshed.evaluate.suites.interaction import INTERACTION
 from woodshed.grading.crossing import Submission
 from woodshed.record.task import Task
 from woodshed.record.trajectory import ToolEvent
-from woodshed.rollout.attempts import suite_passed
+from woodshed.rollout.rewards.test_runs import suite_passed
 from woodshed.sandbox.layers import LayerStore
 from woodshed.sandbox.protocol import Backend, BoxError
 from woodshed.sandbox.services import create_box

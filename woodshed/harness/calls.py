@@ -89,7 +89,8 @@ class Runner:
         if self.notify:
             await self.notify(Moment("result", turn, call=call, result=result))
         seconds = time.perf_counter() - started
-        return ToolEvent(turn, clean(call.name), arguments, result.text, result.error, raw, seconds)
+        name = clean(call.name)
+        return ToolEvent(turn, name, arguments, result.text, result.error, raw, seconds, result.exit_code)
 
 
 async def _together(work: list[Any]) -> list[ToolEvent]:

@@ -170,7 +170,9 @@ def _checked(result: object) -> ToolResult:
         raise TypeError(
             f"text and error of a ToolResult must be str, and are {result.text!r:.80}, {result.error!r:.80}"
         )
-    return ToolResult(clean(result.text), result.error)
+    if not isinstance(result.exit_code, int | None):
+        raise TypeError(f"exit_code of a ToolResult must be int, and is {result.exit_code!r:.80}")
+    return ToolResult(clean(result.text), result.error, result.exit_code)
 
 
 def harness_hash(settings: HarnessSettings, program: Sequence[str] = ()) -> str:

@@ -16,7 +16,9 @@ class ToolEvent:
     """One tool call as the harness saw it.
 
     ``error`` is None or a type from ``woodshed.harness.errors`` (``unknown_tool``, ``invalid_arguments``, ...);
-    ``raw`` keeps the model's own text if it could not be parsed; ``seconds`` is wall time in the sandbox.
+    ``raw`` keeps the model's own text if it could not be parsed; ``seconds`` is wall time in the sandbox. ``exit_code``
+    is that of the command or test program which the call ran, negative for a signal; None if there is none, as in
+    records of external programs.
     """
 
     turn: int
@@ -26,6 +28,7 @@ class ToolEvent:
     error: str | None = None
     raw: str | None = None
     seconds: float = 0.0
+    exit_code: int | None = None
 
 
 @dataclass

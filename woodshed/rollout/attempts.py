@@ -2,33 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 
 from woodshed.record.trajectory import ToolEvent
 
+from .rewards.test_runs import suite_passed
 from .rewards.tool_use import EDITS
-
-# Lines of the summaries of pytest, mocha, jest and vitest, node:test and tape, unittest, in this order.
-_PASSED = re.compile(
-    r"^=* ?\d+ passed\b|^ *\d+ passing\b|^ *Tests:? +(\d+ \w+(, | \| ))*[1-9]\d* passed\b|^[#ℹ] pass +[1-9]"
-    r"|^Ran [1-9]\d* tests? in .*\n\nOK( \(.*\))?$",
-    re.MULTILINE,
-)
-_FAILED = re.compile(
-    r"^FAIL \S|^=* ?(\d+ \w+, )*\d+ (failed|errors?)\b|^ *\d+ failing\b|^ *Tests:? +\d+ failed\b"
-    r"|^[#ℹ] (fail|cancelled) +[1-9]|^FAILED \("
-    r"|^\[(exit code|signal) \d+\]$|^error: (timeout|out of memory)",
-    re.MULTILINE,
-)
-"""The first: how our runner (jest, too) reports a failure, before which the code under test may have printed anything,
-"PASS" included. The last line: how ``run_tests`` reports a program that was killed or ran too long."""
-
-
-def suite_passed(result: str) -> bool:
-    """Return whether a ``run_tests`` result says that all tests passed, in the words of our runner, pytest, unittest,
-    mocha, jest, vitest, tape or node:test."""
-    return bool(result.startswith("PASS") or _PASSED.search(result)) and not _FAILED.search(result)
 
 
 def attempts(events: Iterable[ToolEvent]) -> list[bool]:

@@ -18,7 +18,8 @@ from woodshed.harness.replay import Replay, ReplayDiverged
 from woodshed.record.segment import Segment, Span
 from woodshed.record.trajectory import Fork, Trajectory
 
-from .attempts import attempt_events, suite_passed
+from .attempts import attempt_events
+from .rewards.test_runs import suite_passed
 
 FORK_OF = "fork_of"
 """Label of a fork: the id of its parent."""

@@ -21,7 +21,7 @@ from woodshed.recipe.recipe import Recipe
 from woodshed.record.jsonl import JsonLines
 from woodshed.record.run_directory import RunDirectory
 from woodshed.record.task import Task
-from woodshed.rollout.attempts import suite_passed
+from woodshed.rollout.rewards.test_runs import suite_passed
 from woodshed.rollout.rewards.tool_use import EDITS
 from woodshed.sandbox.services import create_box
 from woodshed.sandbox.taskbox import agent_box_spec

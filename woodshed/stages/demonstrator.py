@@ -17,7 +17,7 @@ from typing import Any
 from woodshed.policy.formats.verbs import RAW
 from woodshed.recipe.stages import DemonstrationSettings
 from woodshed.record.task import Task, TaskError
-from woodshed.rollout.attempts import suite_passed
+from woodshed.rollout.rewards.test_runs import suite_passed
 from woodshed.tasks.generators.synthetic.spec import NOUNS
 from woodshed.tasks.languages.python import function_spans, mutations, pick
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from woodshed.harness.endpoint import Reply
 from woodshed.harness.episode import Message
-from woodshed.rollout.attempts import suite_passed
+from woodshed.rollout.rewards.test_runs import suite_passed
 
 from .demonstrator import Action, Script
 

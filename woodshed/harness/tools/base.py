@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ToolResult:
-    """Result of a call. ``text`` is what the policy reads; ``error``: None or a kind of ``woodshed.harness.errors``."""
+    """Result of a call. ``text`` is what the policy reads; ``error``: None or a kind of ``woodshed.harness.errors``;
+    ``exit_code``: that of the program that the call ran, for the record."""
 
     text: str
     error: str | None = None
+    exit_code: int | None = None
 
 
 class Arguments(BaseModel):

@@ -71,14 +71,14 @@ def ran(text: str, done: ExecResult, timeout: float, limit: int) -> ToolResult:
         text += "\n[output stopped here: too long]"
     if done.timed_out:
         line = error_text("timeout", f"stopped after {timeout:.3g} s")
-        return ToolResult(f"{text}\n{line}" if text else line, "timeout")
+        return ToolResult(f"{text}\n{line}" if text else line, "timeout", done.returncode)
     if done.out_of_memory:
         line = error_text("out_of_memory", "stopped by the box's memory limit")
-        return ToolResult(f"{text}\n{line}" if text else line, "out_of_memory")
+        return ToolResult(f"{text}\n{line}" if text else line, "out_of_memory", done.returncode)
     if done.returncode:
         end = f"signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
-        return ToolResult(f"{text}\n[{end}]" if text else f"[{end}]")
-    return ToolResult(text or "[no output]")
+        return ToolResult(f"{text}\n[{end}]" if text else f"[{end}]", exit_code=done.returncode)
+    return ToolResult(text or "[no output]", exit_code=0)
 
 
 def _sayable(command: str) -> str:

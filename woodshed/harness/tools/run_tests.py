@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 
 from woodshed.harness.boxed import program
 from woodshed.harness.errors import ToolError
@@ -44,10 +45,11 @@ class RunTests(Tool):
         # What a script that succeeds writes to stderr is left out; if it fails, stderr has its traceback or report.
         if not text.strip() or (done.stderr and (script is None or done.returncode)):
             text = "\n".join(part for part in (text, decode(done.stderr).strip("\n")) if part)
-        if text.strip() and done.returncode > 0 and not (done.timed_out or done.out_of_memory or done.truncated):
+        code = done.returncode
+        if text.strip() and code > 0 and not (done.timed_out or done.out_of_memory or done.truncated):
             # The output of the tests already tells how they ended, so no exit code is added; a signal is not in it.
             done.returncode = 0
-        return ran(text, done, timeout, self.settings.output.test_chars)
+        return replace(ran(text, done, timeout, self.settings.output.test_chars), exit_code=code)
 
 
 def python_script(command: str) -> str | None:

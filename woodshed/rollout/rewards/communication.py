@@ -7,17 +7,13 @@ or 0. Rules like these can be evaded: ``false && pytest`` counts as a test run.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
 
 from woodshed.record.task import Task
-from woodshed.record.trajectory import Outcome, ToolEvent, Trajectory
+from woodshed.record.trajectory import Outcome, Trajectory
 
-from .shell_lines import tokens
+from .test_runs import runs_tests
 from .tool_use import EDITS
 
-_RUNNERS = frozenset({"pytest", "py.test", "unittest", "nose2", "tox", "nox", "mocha", "jest", "tape", "vitest", "ava"})
-_WRAPPERS = frozenset({"time", "env", "exec", "nice", "npx", "python -m", "uv run", "poetry run", "xvfb-run"})
-_RUNS_NOTHING = frozenset({"--version", "-V", "--help", "-h", "--collect-only", "--co", "--fixtures", "--markers"})
 _CLAIM = re.compile(
     r"\btests?\s+(suite\s+)?(now\s+)?(all\s+)?(pass(es|ed)?|succeed(s|ed)?|(is|are)\s+(now\s+)?(all\s+)?(green|passing))\b"
     r"|\bran\s+(all\s+)?(of\s+)?(the\s+)?tests?\b|\bverified\s+(it\s+)?(with|by)\s+(the\s+)?tests?\b",
@@ -62,62 +58,3 @@ def final_message(trajectory: Trajectory) -> str:
     said = [m.get("content") for m in trajectory.messages if m.get("role") == "assistant"][-1:]
     said += [(e.arguments or {}).get("message") for e in trajectory.events if e.name == "finish" and not e.error][-1:]
     return "\n".join(text for text in said if isinstance(text, str)).strip()
-
-
-def runs_tests(event: ToolEvent, task: Task) -> bool:
-    """Return whether the call is ``run_tests``, or gives the task's test command or a known runner to a shell."""
-    if event.error is not None:
-        return False
-    if event.name == "run_tests":
-        return True
-    command = (event.arguments or {}).get("command")
-    if not isinstance(command, str) or "no tests ran" in event.result:
-        return False
-    own = next(_simple_commands(task.info.test_command), [])
-    return any((own and words[: len(own)] == own) or _is_runner(words) for words in _simple_commands(command))
-
-
-def _simple_commands(command: str) -> Iterator[list[str]]:
-    """Yield the words of each command of a shell line, without variable assignments; nothing if a quote is open."""
-    words: list[str] = []
-    try:
-        for token in [*tokens(command), ";"]:
-            if set(token) <= set("();|&"):
-                if words:
-                    yield words
-                words = []
-            elif words or not re.match(r"\w+=", token):
-                words.append(token)
-    except ValueError:
-        return
-
-
-def _is_runner(words: list[str]) -> bool:
-    if not _RUNS_NOTHING.isdisjoint(words):
-        return False
-    words = _unwrapped(words)
-    if not words:
-        return False
-    if words[0] in ("npm", "yarn", "pnpm"):
-        return "test" in (words[1:2] if words[1:2] != ["run"] else words[2:3])
-    return words[0] in _RUNNERS or words[:2] == ["node", "--test"]
-
-
-def _unwrapped(words: Sequence[str]) -> list[str]:
-    """Return a command without variables, wrappers and the folder of its program; empty if only wrappers are left."""
-    at = 0
-    while at < len(words):
-        name = re.sub(r"^.*/", "", words[at])
-        name = re.sub(r"^python[\d.]*$", "python", name)
-        left = len(words) - at
-        if re.match(r"\w+=", words[at]):  # after ``env``
-            at += 1
-        elif name == "timeout":
-            at += 2
-        elif name in _WRAPPERS and left > 1:
-            at += 1
-        elif left > 2 and f"{name} {words[at + 1]}" in _WRAPPERS:
-            at += 2
-        else:
-            return [name, *words[at + 1 :]]
-    return []

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Outcome, Trajectory
 
-from .shell_lines import HEREDOC, tokens
+from .shell_lines import HEREDOC, LIST, LONGEST, READ, SEARCH, edits_in_place, pipelines, redirects, unwrapped
 
 TOOLS = {
     "read": ("read_file",),
@@ -20,17 +20,12 @@ TOOLS = {
 """Kind of work in a shell -> tools of the built-in agent that replace it."""
 KINDS = ",".join(TOOLS)
 SHELL = "run_command"
-_READ = frozenset({"cat", "head", "tail", "less", "more", "nl", "tac", "bat", "od", "xxd", "sed", "awk", "cut"})
-_SEARCH = frozenset({"grep", "egrep", "fgrep", "rg", "ag", "ack", "find", "fd"})
-_LIST = frozenset({"ls", "tree", "dir"})
 _EDIT = frozenset({"tee", "patch", "ed", "ex", "truncate", "dd"})
 _WRITES = frozenset({"cat", "echo", "printf", "tee"})
-_WRAPPERS = frozenset({"env", "exec", "nice", "time", "command", "busybox", "sudo", "nohup", "stdbuf", "xargs"})
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh"})
-_LONGEST, _SCRIPTS = 8192, 16
-"""Maximum characters of a command, and number of scripts, that are read: they may be written to attack this parser."""
-_IN_PLACE = re.compile(r"-[a-zA-Z]*i|--in-place")
-_INTERPRETER = re.compile(r"python[\d.]*|node|perl|ruby")
+_SCRIPTS = 16
+"""Maximum number of scripts that are read: a command may be written to attack this parser."""
+INTERPRETER = re.compile(r"python[\d.]*|node|perl|ruby")
 _SCRIPT_WRITES = re.compile(r"write_text|write_bytes|\.write\(|writelines|open\([^)]*,\s*['\"][wax]|fs\.writeFile")
 _SCRIPT_READS = re.compile(r"read_text|read_bytes|\.read\(|readlines|open\(|fs\.readFile")
 
@@ -73,10 +68,10 @@ def work_in_shell(command: str) -> set[str]:
     found: set[str] = set()
     todo, known = [command], {command}
     while todo and len(known) <= _SCRIPTS:
-        text = todo.pop()[:_LONGEST]
+        text = todo.pop()[:LONGEST]
         given = "\n".join(match[4] for match in HEREDOC.finditer(text))
-        for pipeline in _pipelines(text):
-            for place, words in enumerate(map(_unwrapped, pipeline)):
+        for pipeline in pipelines(text):
+            for place, words in enumerate(map(unwrapped, pipeline)):
                 if words and words[0] in _SHELLS:
                     script = words[words.index("-c") + 1] if "-c" in words[:-1] else given
                     todo += {script} - known
@@ -89,25 +84,18 @@ def work_in_shell(command: str) -> set[str]:
 def _of_command(words: list[str], script: str, *, first: bool) -> set[str]:
     """Return the kinds of work of one command; ``script``: text that it may read from standard input."""
     name, rest = words[0], words[1:]
-    if _INTERPRETER.fullmatch(name):
+    if INTERPRETER.fullmatch(name):
         return _of_interpreter(name, rest, script)
-    in_place = name == "sed" and any(_IN_PLACE.match(word) for word in rest)
-    writes = name in _WRITES and _redirects(words)
-    if name in _EDIT or in_place or writes or (name == "git" and rest[:1] == ["apply"]):
+    writes = name in _WRITES and redirects(words)
+    if name in _EDIT or edits_in_place(words) or writes or (name == "git" and rest[:1] == ["apply"]):
         return {"edit"}
     if not first:
         return set()
-    if name in _SEARCH:
+    if name in SEARCH:
         return {"search"}
-    if name in _LIST:
+    if name in LIST:
         return {"list"}
-    return {"read"} if name in _READ and any(not word.startswith("-") for word in rest) else set()
-
-
-def _redirects(words: list[str]) -> bool:
-    """Return whether standard output goes to a file (other than /dev/null)."""
-    pairs = zip(words, words[1:], [*words[2:], ""])
-    return any(op in (">", ">>", ">|") and before != "2" and to != "/dev/null" for before, op, to in pairs)
+    return {"read"} if name in READ and any(not word.startswith("-") for word in rest) else set()
 
 
 def _of_interpreter(name: str, arguments: Sequence[str], script: str) -> set[str]:
@@ -119,33 +107,3 @@ def _of_interpreter(name: str, arguments: Sequence[str], script: str) -> set[str
     if _SCRIPT_WRITES.search(text):
         return {"edit"}
     return {"read"} if _SCRIPT_READS.search(text) else set()
-
-
-def _unwrapped(words: list[str]) -> list[str]:
-    """Return a command without variables, wrappers and the folder of its program."""
-    while words:
-        name = words[0].rpartition("/")[2]
-        if re.match(r"\w+=", words[0]) or name in _WRAPPERS:
-            words = words[1:]
-        elif name == "timeout":
-            words = words[2:]
-        else:
-            return [name, *words[1:]]
-    return []
-
-
-def _pipelines(command: str) -> Iterator[list[list[str]]]:
-    """Yield the pipelines of a line as lists of commands; a line with an open quote is split at blanks."""
-    try:
-        listed = tokens(command)
-    except ValueError:
-        listed = HEREDOC.sub(r"\3", command).split()
-    pipeline: list[list[str]] = [[]]
-    for token in [*listed, ";"]:
-        if token in ("|", "|&"):
-            pipeline.append([])
-        elif token and set(token) <= set("();|&"):
-            yield pipeline
-            pipeline = [[]]
-        else:
-            pipeline[-1].append(token)

@@ -16,9 +16,12 @@ from woodshed.harness.session import confine
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Outcome, ToolEvent, Trajectory
 
+from .shell_lines import only_reads
+from .test_runs import suite_failed
+
 EDITS = frozenset({"edit_file", "edit_line", "edit_words", "write_file", "delete_file", "undo"})
-_FAILED = re.compile(r"\[(exit code|signal) \d+\]$")
-"""End of ``run_command``'s output for a command that failed."""
+_ENDED = re.compile(r"\[(exit code|signal) \d+\]$")
+"""End of the output of a command that failed, where the record has no exit code."""
 
 
 def invalid_call(task: Task, trajectory: Trajectory, outcome: Outcome, *, most: int = 10) -> float:
@@ -55,7 +58,8 @@ def unread_edits(events: Sequence[ToolEvent], task: Task) -> list[int]:
 def repeated_failure(task: Task, trajectory: Trajectory, outcome: Outcome, *, most: int = 5) -> float:
     """Return -1 for each repetition of a failed call with the same arguments and no change since, at most ``most``.
 
-    A command has failed if its exit code says so. An accepted edit, or a command that succeeds, counts as a change.
+    A command has failed if its exit code says so, a test run also if its summary does. An accepted edit, or a command
+    that succeeds and may change something, counts as a change. Rules like this can be evaded: ``touch x`` may, too.
     """
     return -float(min(len(repeated_failures(trajectory.events)), most))
 
@@ -65,13 +69,25 @@ def repeated_failures(events: Sequence[ToolEvent]) -> list[int]:
     failed, repeats = set[tuple[str, str]](), list[int]()
     for index, event in enumerate(events):
         call = (event.name, json.dumps(event.arguments, sort_keys=True) if event.arguments else event.raw or "")
-        if event.error is not None or _FAILED.search(event.result):
+        if _failed(event):
             if call in failed:
                 repeats.append(index)
             failed.add(call)
-        elif event.name in EDITS or event.name == "run_command":
+        elif event.name in EDITS or (event.name == "run_command" and not only_reads(_command(event))):
             failed.clear()
     return repeats
+
+
+def _failed(event: ToolEvent) -> bool:
+    if event.error is not None or event.exit_code:
+        return True
+    if event.exit_code is None and _ENDED.search(event.result):
+        return True
+    return event.name == "run_tests" and suite_failed(event.result)
+
+
+def _command(event: ToolEvent) -> str:
+    return str((event.arguments or {}).get("command", ""))
 
 
 def unfinished_todos(task: Task, trajectory: Trajectory, outcome: Outcome, *, tool: str = "todo_write") -> float:
