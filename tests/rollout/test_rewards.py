@@ -165,33 +165,6 @@ def test_a_term_that_cannot_be_loaded_stops_a_run_before_it_starts(tmp_path: Pat
     assert not list((tmp_path / "run").glob("stages/*.json"))
 
 
-def test_edits_of_unread_files(task: Task) -> None:
-    term = load_term("unread_edit")
-    edit = call("edit_line", path="pkg/a.py", line=1, text="x")
-    assert term(task, episode(edit), NO) == -1
-    assert term(task, episode(edit, edit), NO) == -1  # the first showed it
-    for shown in (
-        call("read_file", path="./pkg/a.py"),
-        call("grep", "pkg/a.py:1:x", pattern="x"),
-        call("run_command", command="sed -n 1,9p pkg/a.py"),
-        call("write_file", path="pkg/a.py", content=""),
-    ):
-        assert term(task, episode(shown, edit), NO) == 0
-    named = call("list_dir", "pkg/a.py\npkg/b.py", path="pkg")
-    assert term(task, episode(named, edit), NO) == -1  # a listing shows no text
-    for command in ("cd pkg && cat a.py", "cat pkg/*.py", "sed -n 3p 'pkg/a.py'"):
-        assert term(task, episode(call("run_command", command=command), edit), NO) == 0, command
-    other = call("grep", "pkg/aa.py:1:x\nmy/pkg/a.py:2:x", pattern="x")
-    assert term(task, episode(other, edit), NO) == -1
-    failed = call("read_file", "error: no_such_file", "no_such_file", path="pkg/a.py")
-    refused = call("edit_line", "", "no_such_line", path="pkg/b.py", line=1, text="x")
-    assert term(task, episode(failed, refused), NO) == 0
-    assert term(task, episode(failed, edit), NO) == -1, "a failed call shows no text"
-    many = [call("edit_file", path=f"{n}.py", old_string="a", new_string="b") for n in range(9)]
-    assert term(task, episode(*many), NO) == -5
-    assert load_term("unread_edit", {"most": 2})(task, episode(*many), NO) == -2
-
-
 def test_failures_that_are_repeated(task: Task) -> None:
     term = load_term("repeated_failure")
     miss = call("edit_file", "", "no_match", path="a.py", old_string="x", new_string="y")

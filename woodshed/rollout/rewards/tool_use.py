@@ -9,13 +9,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatch
 
-from woodshed.harness.errors import ToolError
-from woodshed.harness.session import confine
 from woodshed.record.task import Task
 from woodshed.record.trajectory import Outcome, ToolEvent, Trajectory
 
+from .seen_files import SeenFiles, path_of
 from .shell_lines import only_reads
 from .test_runs import suite_failed
 
@@ -32,26 +30,21 @@ def invalid_call(task: Task, trajectory: Trajectory, outcome: Outcome, *, most: 
 def unread_edit(task: Task, trajectory: Trajectory, outcome: Outcome, *, most: int = 5) -> float:
     """Return -1 for each accepted edit of a file whose text the agent had not seen, at most ``most``.
 
-    Seen: read or written before, named in a command, or quoted with a line number by a search or a command. A listing
-    of names shows no text. ``write_file`` does not count, because it may create a new file.
+    Seen: read or written before, named in a command that shows text, or quoted with a line number by a search or a
+    command (``seen_files``). A listing of names shows no text. ``write_file`` does not count, because it may create a
+    new file.
     """
     return -float(min(len(unread_edits(trajectory.events, task)), most))
 
 
 def unread_edits(events: Sequence[ToolEvent], task: Task) -> list[int]:
     """Return the indices of the events that ``unread_edit`` counts."""
-    shown, words, output, blind = set[str](), set[str](), "", list[int]()
+    seen, blind = SeenFiles(task.info.workdir), list[int]()
     for index, event in enumerate(events):
-        path = _path(event, task)
-        if event.error is None and event.name in ("edit_file", "edit_line", "edit_words"):
-            known = path in shown or any(_may_name(word, path) for word in words)
-            if not known and not re.search(rf"(?<![\w./-]){re.escape(path)}:\d", output):
-                blind.append(index)
-        if event.error is None and path:
-            shown.add(path)
-        if event.name in ("run_command", "grep"):
-            words.update(str((event.arguments or {}).get("command", "")).split())
-            output += f"\n{event.result}"
+        edited = event.error is None and event.name in ("edit_file", "edit_line", "edit_words")
+        if edited and path_of(event, task.info.workdir) not in seen:
+            blind.append(index)
+        seen.update(event)
     return blind
 
 
@@ -110,18 +103,3 @@ def _updated(items: dict[str, str], arguments: Mapping[str, object]) -> dict[str
     listed = todos if isinstance(todos, list) else []
     new = {str(t.get("id")): str(t.get("status")) for t in listed if isinstance(t, dict)}
     return {**items, **new} if arguments.get("merge") else new
-
-
-def _may_name(word: str, path: str) -> bool:
-    """Return whether a word of a command may name ``path``, also as a pattern or relative to another folder."""
-    pattern = word.strip("'\";").removeprefix("./")
-    return fnmatch(path, pattern) or fnmatch(path, f"*/{pattern}")
-
-
-def _path(event: ToolEvent, task: Task) -> str:
-    """Return the path argument of a call, relative to the workspace; empty if there is none."""
-    path = (event.arguments or {}).get("path")
-    try:
-        return confine(path, task.info.workdir) if isinstance(path, str) else ""
-    except ToolError:
-        return ""
