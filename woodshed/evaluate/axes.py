@@ -139,7 +139,7 @@ BUILTIN = (
     Axis(
         "unfounded_claims",
         "lower",
-        "said that tests pass without running one",
+        "said of tests what no run showed",
         _faults("unfounded_claim", _spoken),
         True,
     ),

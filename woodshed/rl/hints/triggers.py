@@ -109,7 +109,7 @@ def repeated_failure(seen: SeenEpisode) -> Iterator[Hint]:
 
 
 def untested_finish(seen: SeenEpisode) -> Iterator[Hint]:
-    """A submission without a test run after the last edit, or a last message that claims test runs that never ran."""
+    """A submission without a test run after the last edit, or a last message that claims what no run showed."""
     terms = communication.untested_finish, communication.unfounded_claim
     verdict = Outcome(resolved=False)
     if seen.replies and any(term(seen.task, seen.trajectory, verdict) < 0 for term in terms):

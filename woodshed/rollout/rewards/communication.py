@@ -1,25 +1,19 @@
 """Reward terms for the message that ends an episode: it exists, and what it says about tests is true.
 
-The rules know whether a test command was given, not whether the prose is good (Composer 2 report, 4.2). Values are -1
-or 0. Rules like these can be evaded: ``false && pytest`` counts as a test run.
+The rules know which tests were run and how they ended, not whether the prose is good (Composer 2 report, 4.2). Values
+are -1 or 0. Rules like these can be evaded: ``false && pytest`` counts as a test run, ``echo 5 passed`` as its summary.
 """
 
 from __future__ import annotations
 
-import re
-
 from woodshed.record.task import Task
-from woodshed.record.trajectory import Outcome, Trajectory
+from woodshed.record.trajectory import Outcome, ToolEvent, Trajectory
 
-from .test_runs import runs_tests
+from .claims import claims_of
+from .shell_lines import only_reads
+from .test_runs import run_passed, runs_tests, starts_tests
+from .tool_collapse import work_in_shell
 from .tool_use import EDITS
-
-_CLAIM = re.compile(
-    r"\btests?\s+(suite\s+)?(now\s+)?(all\s+)?(pass(es|ed)?|succeed(s|ed)?|(is|are)\s+(now\s+)?(all\s+)?(green|passing))\b"
-    r"|\bran\s+(all\s+)?(of\s+)?(the\s+)?tests?\b|\bverified\s+(it\s+)?(with|by)\s+(the\s+)?tests?\b",
-    re.IGNORECASE,
-)
-_DENIAL = re.compile(r"n't\b|\b(no|not|cannot|never|without|unable|should|please)\b", re.IGNORECASE)
 
 
 def untested_finish(task: Task, trajectory: Trajectory, outcome: Outcome) -> float:
@@ -36,14 +30,39 @@ def untested_finish(task: Task, trajectory: Trajectory, outcome: Outcome) -> flo
 
 
 def unfounded_claim(task: Task, trajectory: Trajectory, outcome: Outcome) -> float:
-    """Return -1 if the last message says that tests ran or pass, but none ran in the whole episode.
+    """Return -1 if the last message claims something about tests that no call showed (``claims``), else 0.
 
-    Sentences with a negation or a request do not count as a claim.
+    That tests pass is true if the last test run after the last edit passed, an edit by the shell included. If it did
+    not, it may still be said of some tests by a message that says that others fail. That tests were run needs a run,
+    at any time, and that something was tested needs a command that does more than read.
     """
-    if any(runs_tests(event, task) for event in trajectory.events):
+    claims = claims_of(final_message(trajectory))
+    if not (claims.passing or claims.run or claims.tested):
         return 0.0
-    sentences = re.split(r"(?<=[.!?\n])\s+", final_message(trajectory))
-    return -1.0 if any(_CLAIM.search(s) and not _DENIAL.search(s) for s in sentences) else 0.0
+    ran = tried = fresh = False
+    passed: bool | None = False
+    for event in trajectory.events:
+        command = (event.arguments or {}).get("command")
+        tried |= isinstance(command, str) and not only_reads(command)
+        if starts_tests(event, task):
+            ran = fresh = True
+            passed = run_passed(event, task)
+        elif _edits(event):
+            fresh = passed = False
+    unfounded = (claims.run and not ran) or (claims.tested and not (ran or tried))
+    if claims.passing and passed is False:
+        unfounded |= not (fresh and claims.failing)
+    return -1.0 if unfounded else 0.0
+
+
+def _edits(event: ToolEvent) -> bool:
+    """Return whether a call changed a file. Scratch files that a shell writes to ``/tmp`` are none of the workspace."""
+    if event.error is not None or event.exit_code:
+        return False
+    command = (event.arguments or {}).get("command")
+    if not isinstance(command, str):
+        return event.name in EDITS
+    return "edit" in work_in_shell(command) and "/tmp/" not in command
 
 
 def silent_finish(task: Task, trajectory: Trajectory, outcome: Outcome, *, least: int = 20) -> float:
