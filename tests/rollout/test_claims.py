@@ -133,6 +133,7 @@ The tests pass a list to f.
 Before the change 3 tests failed, now 1 fails.
 I could not get the tests to pass.
 The build passes.
+A clean build needs make 4.
 The check for None now passes.
 It is a passing grade.
 Please verify that the tests pass.

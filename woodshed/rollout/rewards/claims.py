@@ -42,7 +42,7 @@ _PASSES = _any(
     r"\b[1-9]\d*(?: \w+)? pass(?:ed|ing)\b(?! (?:to|as|through|by|into|in(?! \d))\b)",
     r"\b(?:no|zero|0) (?:\w+ )?(?:tests? )?(?:failures?|failing|failed|tests? (?:fail|fails|failed))\b",
     r"\b(?:none|nothing)(?: of (?:them|these|the tests))?(?: \w+)? (?:fail|fails|failed)\b",
-    r"\b(?:successful|green|clean) (?:test run|test suite|suite|build|run of)\b",
+    r"\b(?:successful|green|clean) (?:test run|test suite|suite)\b",
 )
 _THEY_PASS = _any(
     r"\b(?:they|it|all|both|these|those|others?|rest|each|which|every one)(?: of (?:it|them|these|those))?"
