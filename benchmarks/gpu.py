@@ -45,8 +45,9 @@ from woodshed.policy.decoder import Decoder
 from woodshed.policy.native import build, fused
 from woodshed.policy.operators import products_in
 from woodshed.train.batch import TrainBatch, pack
-from woodshed.train.collate import collate, input_lengths, micro_batches, weighted
+from woodshed.train.collate import collate, input_lengths, weighted
 from woodshed.train.loss import TokenStats, backward
+from woodshed.train.packing import micro_batches
 from woodshed.train.settings import OptimizerSettings, ScheduleSettings, TrainSettings
 from woodshed.train.trainer import Trainer
 
@@ -187,7 +188,7 @@ def one_side(config: DecoderConfig, settings: TrainSettings, device: torch.devic
     batches = [batch_of(rows_of(config.vocab_size, 4, 48, seed), seed + 1) for seed in range(CURVE_STEPS)]
     used = weighted(batches[0])
     lengths = input_lengths(batches[0], used)
-    for rows in micro_batches(lengths, settings.microbatch_tokens):
+    for rows in micro_batches(batches[0], lengths, settings.microbatch_tokens):
         micro = collate(batches[0], rows, lengths, used, trainer.decoder.device)
         backward(trainer.decoder, micro, batches[0].denominators, settings, TokenStats())
     gradients = {name: p.grad.cpu().clone() for name, p in trainer.decoder.named_parameters() if p.grad is not None}

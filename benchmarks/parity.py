@@ -31,7 +31,8 @@ from woodshed.policy.decoder import Decoder
 from woodshed.policy.state import hf_state
 from woodshed.train.batch import Sequence as Row
 from woodshed.train.batch import pack
-from woodshed.train.collate import collate, input_lengths, micro_batches, weighted
+from woodshed.train.collate import collate, input_lengths, weighted
+from woodshed.train.packing import micro_batches
 
 BASE = DecoderConfig(
     vocab_size=4096, d_model=256, num_layers=6, num_heads=8, num_kv_heads=4, head_dim=32, d_ff=640,
@@ -103,13 +104,13 @@ def trainer_side(decoder: Decoder, rows: list[Row], *, replay: bool) -> tuple[np
     batch = pack(rows, id="parity", step=1, denominators={"rl": 1.0})
     used, gaps, agree = weighted(batch), [], []
     lengths = input_lengths(batch, used)
-    for chosen in micro_batches(lengths, 4096):
+    for chosen in micro_batches(batch, lengths, 4096):
         micro = collate(batch, chosen, lengths, used, decoder.device)
         sink: list[torch.Tensor] = []
         routes = micro.routes_NLK if replay else None
         attention_fn = micro.attention_fn(decoder)
         hidden = decoder.forward(micro.tokens_N, micro.positions_N, attention_fn, routes=routes, route_sink=sink)
-        logits = decoder.logits(hidden.index_select(0, micro.layout.ends_M))
+        logits = decoder.logits(hidden.index_select(0, micro.before_M))
         logp = logits.log_softmax(-1).gather(1, micro.target_M[:, None])[:, 0]
         gaps.append((logp - micro.behaviour_M).abs().cpu().numpy())
         if micro.routes_NLK is not None and not replay:

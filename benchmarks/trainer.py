@@ -1,6 +1,6 @@
 """Compare a trainer step on conversations with a common prefix with the same step on conversations without one.
 
-A micro-batch computes the common prefix of its rows once (``woodshed/train/collate.py``). Both kinds of step have the
+A micro-batch computes the common prefix of its rows once (``woodshed/train/forest.py``). Both kinds of step have the
 same number and lengths of rows and the same trained tokens; to prevent sharing, every row gets another first token. The
 shapes are those of ``recipes/smollm2.toml``: SmolLM2-135M's width and vocabulary with random weights and fewer layers
 (each layer costs the same), conversations of 600 common and 300 to 500 own tokens. Steps alternate.

@@ -170,7 +170,8 @@ def test_attention_stores_no_scores():
     length, half = 4096, 2048
     whole = [torch.randn(length, heads, 16, device=DEVICE, requires_grad=True) for heads in (8, 2, 2)]
     for shared in (0, half):
-        layout = Ragged(shared, [length - shared], torch.arange(length, device=DEVICE))
+        lengths, parents = ([shared, length - shared], [-1, 0]) if shared else ([length], [-1])
+        layout = Ragged(lengths, parents, torch.arange(length, device=DEVICE))
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         layout.attend(*whole).sum().backward()

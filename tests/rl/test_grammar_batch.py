@@ -21,8 +21,9 @@ from woodshed.record.trajectory import Trajectory
 from woodshed.rl.algorithms import load_algorithm
 from woodshed.rl.batching import allowed_sets, build_batch
 from woodshed.train.batch import BatchError, TrainBatch
-from woodshed.train.collate import collate, input_lengths, micro_batches, weighted
+from woodshed.train.collate import collate, input_lengths, weighted
 from woodshed.train.loss import TokenStats, backward
+from woodshed.train.packing import micro_batches
 from woodshed.train.settings import TrainSettings
 from woodshed.train.trainer import Trainer
 
@@ -90,7 +91,7 @@ def observed(policy: Decoder, batch: TrainBatch) -> TokenStats:
     policy.requires_grad_(True)
     settings, used, seen = TrainSettings(microbatch_tokens=100, entropy=True), weighted(batch), TokenStats()
     lengths = input_lengths(batch, used)
-    for rows in micro_batches(lengths, settings.microbatch_tokens):
+    for rows in micro_batches(batch, lengths, settings.microbatch_tokens):
         backward(policy, collate(batch, rows, lengths, used, policy.device), batch.denominators, settings, seen)
     return seen
 

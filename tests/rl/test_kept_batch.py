@@ -29,8 +29,9 @@ from woodshed.record.trajectory import Trajectory
 from woodshed.rl.algorithms import load_algorithm
 from woodshed.rl.batching import build_batch
 from woodshed.train.batch import TrainBatch
-from woodshed.train.collate import collate, input_lengths, micro_batches, weighted
+from woodshed.train.collate import collate, input_lengths, weighted
 from woodshed.train.loss import TokenStats, backward
+from woodshed.train.packing import micro_batches
 from woodshed.train.settings import ImportanceSettings, TrainSettings
 
 CONFIG = DecoderConfig(
@@ -112,7 +113,7 @@ def gaps(decoder: Decoder, batch: TrainBatch) -> torch.Tensor:
     settings = TrainSettings(microbatch_tokens=1000, importance=ImportanceSettings(mode="off"), logits_elements=1 << 15)
     used, seen = weighted(batch), TokenStats()
     lengths = input_lengths(batch, used)
-    for rows in micro_batches(lengths, settings.microbatch_tokens):
+    for rows in micro_batches(batch, lengths, settings.microbatch_tokens):
         backward(decoder, collate(batch, rows, lengths, used, decoder.device), batch.denominators, settings, seen)
     return torch.cat(seen.dlogp)
 

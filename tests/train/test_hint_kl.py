@@ -20,10 +20,11 @@ from woodshed.policy.formats import get_format
 from woodshed.policy.hf import Policy, save_policy
 from woodshed.policy.tokenizer import Tokenizer, train_bpe
 from woodshed.train.batch import BatchError, Sequence, TrainBatch, pack
-from woodshed.train.collate import collate, input_lengths, micro_batches, weighted
+from woodshed.train.collate import collate, input_lengths, weighted
 from woodshed.train.divergence import hint_divergence, hint_gate
 from woodshed.train.hinted import HintedMessage
 from woodshed.train.loss import TokenStats, backward
+from woodshed.train.packing import micro_batches
 from woodshed.train.settings import HintKlSettings, ImportanceSettings, OptimizerSettings, TrainSettings
 from woodshed.train.teacher import read_hints
 from woodshed.train.token_sets import TokenSets
@@ -197,7 +198,7 @@ def gradients(
     used, seen = weighted(batch), TokenStats()
     lengths = input_lengths(batch, used)
     read = read_hints(teacher or decoder, batch, settings)
-    for rows in micro_batches(lengths, settings.microbatch_tokens):
+    for rows in micro_batches(batch, lengths, settings.microbatch_tokens):
         micro = collate(batch, rows, lengths, used, decoder.device)
         backward(decoder, micro, batch.denominators, settings, seen, read)
     return {n: p.grad.clone() for n, p in decoder.named_parameters() if p.grad is not None}, seen
@@ -337,7 +338,7 @@ def test_only_tokens_of_the_marked_messages_are_moved() -> None:
     decoder.zero_grad()
     used, own = weighted(bare), TokenStats()
     lengths = input_lengths(bare, used)
-    for rows in micro_batches(lengths, 4096):
+    for rows in micro_batches(bare, lengths, 4096):
         micro = collate(bare, rows, lengths, used, decoder.device)
         backward(decoder, micro, bare.denominators, TrainSettings(importance=OFF), own)
     second = {n: p.grad for n, p in decoder.named_parameters() if p.grad is not None}
@@ -391,7 +392,7 @@ def test_a_batch_keeps_its_hints_and_says_what_does_not_fit(tmp_path: Path) -> N
     with pytest.raises(BatchError, match="needs a teacher"):
         used = weighted(batch)
         lengths = input_lengths(batch, used)
-        rows = micro_batches(lengths, 4096)[0]
+        rows = micro_batches(batch, lengths, 4096)[0]
         decoder = Decoder(CONFIG, seed=1)
         micro = collate(batch, rows, lengths, used, decoder.device)
         backward(decoder, micro, batch.denominators, TrainSettings(), TokenStats())

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from woodshed.policy.decoder import Decoder, causal_attend
 from woodshed.train.batch import BatchError, Sequence, TrainBatch, pack
-from woodshed.train.collate import collate, input_lengths, micro_batches, weighted
+from woodshed.train.collate import collate, input_lengths, weighted
 from woodshed.train.loss import TokenStats, backward
+from woodshed.train.packing import micro_batches
 from woodshed.train.parts import Tokens, ref_kl
 from woodshed.train.settings import ClipSettings, ImportanceSettings, KlSettings, TrainSettings
 from woodshed.train.trainer import summarise
@@ -21,7 +22,7 @@ def gradients(decoder: Decoder, batch: TrainBatch, settings: TrainSettings) -> t
     decoder.zero_grad()
     used, seen = weighted(batch), TokenStats()
     lengths = input_lengths(batch, used)
-    for rows in micro_batches(lengths, settings.microbatch_tokens):
+    for rows in micro_batches(batch, lengths, settings.microbatch_tokens):
         micro = collate(batch, rows, lengths, used, decoder.device)
         backward(decoder, micro, batch.denominators, settings, seen)
     return {n: p.grad.clone() for n, p in decoder.named_parameters() if p.grad is not None}, seen

@@ -1,9 +1,11 @@
 """Causal attention by torch: of padded batches, and of sequences in one flat batch without padding.
 
-The flat batch ``[N]`` holds the beginning that all sequences share, once, then what follows it of each sequence. Where
-they share nothing it holds the sequences. ``native/ragged.h`` computes the same on a CPU without padding.
+The flat batch ``[N]`` consists of pieces. What several sequences begin with is one piece, followed somewhere by the
+pieces that continue it; a sequence that shares nothing is one piece. ``native/ragged.h`` computes the same on a CPU
+without padding.
 
-Axis names: N positions, M of them with a query, B sequences, T time, H query heads, K key/value heads, E head width.
+Axis names: N positions, M of them with a query, B pieces or sequences, S length of the longest piece, C length of what
+a piece continues, T time, H query heads, K key/value heads, E head width.
 """
 
 from __future__ import annotations
@@ -60,69 +62,109 @@ def causal_attend() -> AttentionFn:
     return attention_fn
 
 
+@dataclass(frozen=True)
+class _Siblings:
+    """B pieces that continue the same piece (or none), padded to the longest; tensors on the device of the batch.
+
+    ``context`` int64 ``[C]``: positions of what they continue, from the start of the sequence. ``own`` int64: their
+    positions, one piece after the other. ``places`` int64: where these are in ``[B * S]``. ``mask`` bool
+    ``[S, C + S]``: keys that each query sees; None if C is 0.
+    """
+
+    context: Tensor
+    own: Tensor
+    places: Tensor
+    count: int
+    size: int
+    mask: Tensor | None
+
+    def attend(self, q_NHE: Tensor, k_NKE: Tensor, v_NKE: Tensor) -> Tensor:
+        """Return attention of the queries at ``own``, in this order."""
+        q_BHSE, k_BKSE, v_BKSE = (self._padded(x) for x in (q_NHE, k_NKE, v_NKE))
+        if self.mask is not None:
+            k_BKSE, v_BKSE = (
+                torch.cat((x.index_select(0, self.context).transpose(0, 1).expand(self.count, -1, -1, -1), own), 2)
+                for x, own in ((k_NKE, k_BKSE), (v_NKE, v_BKSE))
+            )
+        out_BHSE = attend(q_BHSE, k_BKSE, v_BKSE, self.mask)
+        return out_BHSE.transpose(1, 2).flatten(0, 1).index_select(0, self.places)
+
+    def _padded(self, x: Tensor) -> Tensor:
+        """Return ``[N, H, E]`` at ``own``, padded with zeros to ``[B, H, S, E]``."""
+        flat = x.new_zeros(self.count * self.size, *x.shape[1:]).index_copy(0, self.places, x.index_select(0, self.own))
+        return flat.unflatten(0, (self.count, self.size)).transpose(1, 2)
+
+
 @dataclass(frozen=True, eq=False)
 class Ragged:
     """Layout of a flat batch, and causal attention over it.
 
-    ``shared``: length of the common beginning. ``lengths``: lengths of the sequences without it, each at least 1.
-    ``ends_M``: int64, ascending, the positions whose queries the last layer computes; on the device of the batch.
+    ``lengths``: lengths of the R pieces, one after the other, each at least 1. ``parents``: number of the piece that
+    each piece continues, smaller than its own; -1 where a sequence starts. ``ends``: int64 ``[M]``, ascending, the
+    positions whose queries the last layer computes; on the device of the batch.
     """
 
-    shared: int
     lengths: Sequence[int]
-    ends_M: Tensor
+    parents: Sequence[int]
+    ends: Tensor
 
     @cached_property
     def starts(self) -> Tensor:
-        """Positions at which the R pieces of the batch begin, then N: int64 ``[R + 1]`` on the CPU. The common
-        beginning, if there is one, is the first piece."""
-        pieces = [self.shared, *self.lengths] if self.shared else [*self.lengths]
-        return torch.tensor([0, *pieces]).cumsum(0)
+        """Positions at which the pieces begin, then N: int64 ``[R + 1]`` on the CPU."""
+        return torch.tensor([0, *self.lengths]).cumsum(0)
 
     @cached_property
     def end_counts(self) -> Tensor:
-        """Number of ``ends_M`` before each of ``starts``: int64 ``[R + 1]`` on the CPU."""
-        return torch.searchsorted(self.ends_M.cpu(), self.starts)
+        """Number of ``ends`` before each of ``starts``: int64 ``[R + 1]`` on the CPU."""
+        return torch.searchsorted(self.ends.cpu(), self.starts)
+
+    @cached_property
+    def contexts(self) -> list[Tensor]:
+        """Positions of what each piece continues, from the start of its sequence: int64, on the CPU."""
+        found: list[Tensor] = []
+        for parent in self.parents:
+            before = torch.cat((found[parent], self._own(parent))) if parent >= 0 else torch.zeros(0, dtype=torch.int64)
+            found.append(before)
+        return found
+
+    @cached_property
+    def gathered(self) -> tuple[Tensor, Tensor]:
+        """``contexts`` one after the other, with the index at which each begins (int64 ``[R + 1]``) before them."""
+        begins = torch.tensor([0, *map(len, self.contexts)]).cumsum(0)
+        return begins, torch.cat(self.contexts)
 
     @property
     def size(self) -> int:
         """Number of positions N."""
-        return self.shared + sum(self.lengths)
+        return sum(self.lengths)
+
+    def _own(self, piece: int) -> Tensor:
+        return torch.arange(int(self.starts[piece]), int(self.starts[piece + 1]))
 
     @cached_property
-    def _places(self) -> Tensor:
-        """Index of each position behind the beginning among sequences padded to the longest: int64 ``[N - shared]``."""
-        lengths = torch.tensor(self.lengths)
-        width = int(lengths.max())
-        rows = torch.arange(len(lengths)).repeat_interleave(lengths)
-        begins = (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
-        return (rows * width + torch.arange(len(rows)) - begins).to(self.ends_M.device)
+    def _siblings(self) -> list[_Siblings]:
+        found, device = [], self.ends.device
+        for parent in sorted(set(self.parents)):
+            group = [piece for piece, other in enumerate(self.parents) if other == parent]
+            context, size = self.contexts[group[0]].to(device), max(self.lengths[piece] for piece in group)
+            mask = None
+            if parent >= 0:
+                mask = torch.ones(size, len(context) + size, dtype=torch.bool, device=device).tril(len(context))
+            own = torch.cat([self._own(piece) for piece in group]).to(device)
+            places = torch.cat([at * size + torch.arange(self.lengths[piece]) for at, piece in enumerate(group)])
+            found.append(_Siblings(context, own, places.to(device), len(group), size, mask))
+        return found
 
     @cached_property
-    def _mask(self) -> Tensor:
-        """Keys that each query of a padded sequence sees: bool ``[S, shared + S]``."""
-        size = max(self.lengths)
-        return torch.ones(size, self.shared + size, dtype=torch.bool, device=self.ends_M.device).tril(self.shared)
+    def _order(self) -> Tensor:
+        """Index of each position among those of ``_siblings``: int64 ``[N]``."""
+        return torch.cat([siblings.own for siblings in self._siblings]).argsort()
 
     def attend(self, q: Tensor, k_NKE: Tensor, v_NKE: Tensor) -> Tensor:
         """Return attention, computed by torch, in the shape of ``q``: queries of all positions ``[N, H, E]`` or of
-        ``ends_M`` only ``[M, H, E]``."""
+        ``ends`` only ``[M, H, E]``."""
         if len(q) != self.size:
-            q_NHE = q.new_zeros(self.size, *q.shape[1:]).index_copy(0, self.ends_M, q)
-            return self.attend(q_NHE, k_NKE, v_NKE).index_select(0, self.ends_M)
-        causal, first = causal_attend(), self.shared
-        q_BSHE, k_BSKE, v_BSKE = (self._padded(x[first:]) for x in (q, k_NKE, v_NKE))
-        if not first:
-            return causal(0, q_BSHE, k_BSKE, v_BSKE).flatten(0, 1).index_select(0, self._places)
-        head = causal(0, q[None, :first], k_NKE[None, :first], v_NKE[None, :first])
-        k_BTKE, v_BTKE = (
-            torch.cat((x[:first].expand(len(self.lengths), -1, -1, -1), own), 1)
-            for x, own in ((k_NKE, k_BSKE), (v_NKE, v_BSKE))
-        )
-        tail_BHSE = attend(q_BSHE.transpose(1, 2), k_BTKE.transpose(1, 2), v_BTKE.transpose(1, 2), self._mask)
-        return torch.cat((head[0], tail_BHSE.transpose(1, 2).flatten(0, 1).index_select(0, self._places)))
-
-    def _padded(self, x: Tensor) -> Tensor:
-        """Pad ``[N - shared, ...]`` with zeros to ``[B, S, ...]``."""
-        rows, size = len(self.lengths), max(self.lengths)
-        return x.new_zeros(rows * size, *x.shape[1:]).index_copy(0, self._places, x).unflatten(0, (rows, size))
+            q_NHE = q.new_zeros(self.size, *q.shape[1:]).index_copy(0, self.ends, q)
+            return self.attend(q_NHE, k_NKE, v_NKE).index_select(0, self.ends)
+        parts = [siblings.attend(q, k_NKE, v_NKE) for siblings in self._siblings]
+        return parts[0] if len(parts) == 1 else torch.cat(parts).index_select(0, self._order)

@@ -21,10 +21,10 @@ from woodshed.recipe.stages import MtpSettings
 from woodshed.record.run_directory import RunDirectory
 from woodshed.train.batch import TrainBatch
 from woodshed.train.checkpoint import latest_checkpoint, save_checkpoint
-from woodshed.train.collate import micro_batches
 from woodshed.train.metrics_log import MetricsLog
 from woodshed.train.mtp import distill
 from woodshed.train.optim import Optimizer, lr_factor
+from woodshed.train.packing import by_length
 from woodshed.train.settings import OptimizerSettings, ScheduleSettings
 
 from .examples import Example, batches, load_examples
@@ -81,7 +81,7 @@ def distill_batch(
     lengths = np.diff(batch.offsets)
     denominator = float(weights_N.sum())
     loss = agreed = 0.0
-    for rows in micro_batches(lengths, microbatch_tokens):
+    for rows in by_length(lengths, microbatch_tokens):
         tokens_BT, weights_BT = _padded(batch, weights_N, rows, int(lengths[rows].max()))
         parts = distill(
             decoder,

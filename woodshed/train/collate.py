@@ -1,14 +1,13 @@
-"""Micro-batches under a token budget, and the tensors of their forward passes.
+"""The tensors of a micro-batch's forward pass.
 
-Rollouts of one harness begin with the same system message and tool schemas, those of one group with the same task. In
-a causal decoder the states of these tokens do not depend on later tokens, so a micro-batch computes a common prefix
-once and every row attends to it. The gradient equals that of separate rows: the gradients of all rows add up in the
-shared keys and values. Nothing is padded, and the last layer computes only positions that predict a weighted token.
+Rows that begin alike are computed once up to where they part (``forest.py``), whether tokens of the beginning are
+trained or not; what follows attends to it. The gradient equals that of separate rows: the gradients of all rows add up
+in the shared keys and values, and those of all targets of a position in its hidden state. Nothing is padded, and the
+last layer computes only positions that predict a weighted token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,26 +19,8 @@ from woodshed.policy.attention import AttentionFn, Ragged
 from woodshed.policy.decoder import Decoder
 
 from .batch import TrainBatch
+from .forest import pieces, sort_rows
 from .token_sets import TokenSets
-
-WORTH = 0.1
-"""Minimum share of a micro-batch's positions that a shared prefix must save: attention with a mask is slower than
-plain causal attention."""
-
-
-def shared_length(tokens_BT: NDArray, predicts_BT: NDArray[np.bool_], routes: NDArray | None) -> int:
-    """Return the number P of leading positions to compute once, 0 if that saves too little (``WORTH``).
-
-    They are equal in all rows of ``tokens_BT`` and ``routes`` ``[B, T, L, K]`` (replayed experts, or None) and come
-    before each row's first position that predicts a weighted token (``predicts_BT``).
-    """
-    rows, width = tokens_BT.shape
-    limit = int(predicts_BT.argmax(1).min())
-    same_T = (tokens_BT[:, :limit] == tokens_BT[0, :limit]).all(0)
-    if routes is not None:
-        same_T &= (routes[:, :limit] == routes[0, :limit]).all((0, 2, 3))
-    length = limit if same_T.all() else int(same_T.argmin())
-    return length if length * (rows - 1) >= WORTH * rows * width else 0
 
 
 @dataclass(frozen=True)
@@ -78,19 +59,20 @@ class AllowedSets:
 
 @dataclass
 class MicroBatch:
-    """B rows in N positions, and the M tokens that carry a weight.
+    """B rows in N positions, and the M tokens that carry a weight, row by row.
 
-    ``layout`` says where the rows lie; its ``ends_M`` are the positions *before* the weighted tokens. ``tokens_N``,
-    ``positions_N`` int64; ``routes_NLK`` int64 or None; ``target_M`` int64, the weighted tokens; ``weights`` float32
-    ``[M]`` per part; ``behaviour_M``, ``ref_M`` float32 (nan where unknown); ``allowed`` as in the batch and
-    ``allowed_M`` int64; ``index_M`` is where the weighted tokens are in the batch and ``sequence_M`` int64 which
-    sequence of it they belong to. ``spared_tokens`` counts the positions of rows that are left out because they are
-    shared.
+    ``layout`` says where the rows lie; its ``ends`` are the positions *before* the weighted tokens, each once, and
+    ``of_M`` int64 says which of them each token follows (None: one after the other). ``tokens_N``, ``positions_N``
+    int64; ``routes_NLK`` int64 or None; ``target_M`` int64, the weighted tokens; ``weights`` float32 ``[M]`` per part;
+    ``behaviour_M``, ``ref_M`` float32 (nan where unknown); ``allowed`` as in the batch and ``allowed_M`` int64;
+    ``index_M`` is where the weighted tokens are in the batch and ``sequence_M`` int64 which sequence of it they belong
+    to. ``spared_tokens`` counts the positions of rows that are left out because they are shared.
     """
 
     tokens_N: Tensor
     positions_N: Tensor
     layout: Ragged
+    of_M: Tensor | None
     routes_NLK: Tensor | None
     target_M: Tensor
     weights: dict[str, Tensor]
@@ -102,6 +84,11 @@ class MicroBatch:
     sequence_M: Tensor
     spared_tokens: int
 
+    @property
+    def before_M(self) -> Tensor:
+        """Positions before the weighted tokens."""
+        return self.layout.ends if self.of_M is None else self.layout.ends.index_select(0, self.of_M)
+
     def attention_fn(self, decoder: Decoder) -> AttentionFn:
         """Return causal attention over these rows, computed by the decoder's operators."""
         attention = decoder.operators.attention
@@ -109,8 +96,9 @@ class MicroBatch:
 
     def hidden(self, decoder: Decoder) -> Tensor:
         """Return the hidden states ``[M, D]`` that predict the weighted tokens."""
-        attention_fn, ends_M = self.attention_fn(decoder), self.layout.ends_M
-        return decoder.forward(self.tokens_N, self.positions_N, attention_fn, routes=self.routes_NLK, ends=ends_M)
+        attention_fn, ends_U = self.attention_fn(decoder), self.layout.ends
+        hidden_UD = decoder.forward(self.tokens_N, self.positions_N, attention_fn, routes=self.routes_NLK, ends=ends_U)
+        return hidden_UD if self.of_M is None else hidden_UD.index_select(0, self.of_M)
 
 
 def weighted(batch: TrainBatch) -> NDArray[np.bool_]:
@@ -147,54 +135,41 @@ def collate(
     time_T = np.arange(width)
     inside_BT = time_T < lengths[rows][:, None]
     source_BT = np.where(inside_BT, starts[:, None] + time_T, 0)
-    tokens_BT = np.where(inside_BT, batch.tokens[source_BT], 0)
     # Position t of the row holds the hidden state that predicts token t + 1.
     predicts_BT = inside_BT & used_N[np.minimum(source_BT + 1, len(used_N) - 1)]
-    routes_BTLK = None
-    if batch.routes is not None:
-        routes_BTLK = np.where(inside_BT[..., None, None], batch.routes[source_BT], -1)
-    shared = shared_length(tokens_BT, predicts_BT, routes_BTLK)
-    there_BT = inside_BT.copy()
-    there_BT[1:, :shared] = False
-    # The shared beginning, then the rest of each row.
-    source_N = np.concatenate((source_BT[0, :shared], source_BT[:, shared:][there_BT[:, shared:]]))
-    positions_N = np.concatenate((time_T[:shared], np.nonzero(there_BT[:, shared:])[1] + shared))
+    found = sort_rows(batch, rows, lengths)
+    forest = list(pieces(found))
+    place_BT, size = np.zeros_like(source_BT), 0
+    for piece in forest:
+        end = size + piece.stop - piece.start
+        place_BT[found.order[piece.first : piece.end], piece.start : piece.stop] = np.arange(size, end)
+        size = end
+    source_N = np.concatenate([source_BT[found.order[piece.first], piece.start : piece.stop] for piece in forest])
+    positions_N = np.concatenate([time_T[piece.start : piece.stop] for piece in forest])
+    target_index_M = source_BT[predicts_BT] + 1
+    ends_U, of_M = np.unique(place_BT[predicts_BT], return_inverse=True)
 
     def put(array: NDArray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
-    ends_M = np.flatnonzero(used_N[np.minimum(source_N + 1, len(used_N) - 1)])
-    target_index_M = source_N[ends_M] + 1
-    return MicroBatch(
-        put(batch.tokens[source_N].astype(np.int64)),
-        put(positions_N),
-        Ragged(shared, (lengths[rows] - shared).tolist(), put(ends_M)),
-        None if batch.routes is None else put(batch.routes[source_N].astype(np.int64)),
-        put(batch.tokens[target_index_M].astype(np.int64)),
-        {part: put(weight[target_index_M]) for part, weight in batch.weights.items()},
-        put(batch.behaviour_logprobs[target_index_M]),
-        None if batch.ref_logprobs is None else put(batch.ref_logprobs[target_index_M]),
-        None if batch.allowed is None else AllowedSets.on(device, batch.allowed),
-        None if batch.allowed_of is None else put(batch.allowed_of[target_index_M].astype(np.int64)),
-        target_index_M,
-        put(np.searchsorted(batch.offsets, target_index_M, side="right") - 1),
-        shared * (len(rows) - 1),
+    layout = Ragged(
+        lengths=[piece.stop - piece.start for piece in forest],
+        parents=[piece.parent for piece in forest],
+        ends=put(ends_U),
     )
-
-
-def micro_batches(lengths: Sequence[int] | NDArray, budget: int) -> list[NDArray[np.int64]]:
-    """Split rows into groups whose padded size (rows x longest) stays within ``budget`` tokens, longest first.
-
-    Sorting by length keeps padding small. A row longer than the budget gets a group of its own. Every row with a
-    length above 0 appears exactly once; rows of length 0 are left out.
-    """
-    lengths = np.asarray(lengths)
-    order = np.argsort(-lengths, kind="stable")
-    order = order[lengths[order] > 0]
-    groups: list[NDArray[np.int64]] = []
-    at = 0
-    while at < len(order):
-        rows = max(1, budget // int(lengths[order[at]]))
-        groups.append(order[at : at + rows])
-        at += rows
-    return groups
+    return MicroBatch(
+        tokens_N=put(batch.tokens[source_N].astype(np.int64)),
+        positions_N=put(positions_N),
+        layout=layout,
+        of_M=None if np.array_equal(of_M, np.arange(len(ends_U))) else put(of_M),
+        routes_NLK=None if batch.routes is None else put(batch.routes[source_N].astype(np.int64)),
+        target_M=put(batch.tokens[target_index_M].astype(np.int64)),
+        weights={part: put(weight[target_index_M]) for part, weight in batch.weights.items()},
+        behaviour_M=put(batch.behaviour_logprobs[target_index_M]),
+        ref_M=None if batch.ref_logprobs is None else put(batch.ref_logprobs[target_index_M]),
+        allowed=None if batch.allowed is None else AllowedSets.on(device, batch.allowed),
+        allowed_M=None if batch.allowed_of is None else put(batch.allowed_of[target_index_M].astype(np.int64)),
+        index_M=target_index_M,
+        sequence_M=put(np.searchsorted(batch.offsets, target_index_M, side="right") - 1),
+        spared_tokens=int(lengths[rows].sum()) - size,
+    )

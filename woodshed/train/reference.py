@@ -17,8 +17,9 @@ from woodshed.policy.state import hf_state, load_hf_state
 
 from .batch import TrainBatch
 from .checkpoint import load_reference, save_reference
-from .collate import collate, input_lengths, micro_batches
+from .collate import collate, input_lengths
 from .loss import target_logps
+from .packing import micro_batches
 from .settings import TrainSettings
 
 
@@ -44,7 +45,7 @@ class Reference:
         chunk = max(1, self.settings.logits_elements // self.decoder.config.vocab_size)
         bare = replace(batch, routes=None)
         with products_in(self.settings.products):
-            for rows in micro_batches(lengths, self.settings.microbatch_tokens):
+            for rows in micro_batches(bare, lengths, self.settings.microbatch_tokens):
                 micro = collate(bare, rows, lengths, used_N, self.decoder.device)
                 hidden_MD = micro.hidden(self.decoder)
                 for start in range(0, len(hidden_MD), chunk):

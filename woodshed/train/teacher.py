@@ -17,7 +17,8 @@ from torch import Tensor
 from woodshed.policy.decoder import Decoder
 
 from .batch import TrainBatch
-from .collate import AllowedSets, collate, input_lengths, micro_batches
+from .collate import AllowedSets, collate, input_lengths
+from .packing import micro_batches
 from .settings import TrainSettings
 
 _CHUNK = 512
@@ -76,7 +77,7 @@ def read_hints(decoder: Decoder, batch: TrainBatch, settings: TrainSettings) -> 
     order_Q[own_H] = np.arange(len(own_H))
     hidden_HD = torch.empty((len(own_H), decoder.config.d_model), dtype=decoder.dtype, device=decoder.device)
     computed = 0
-    for rows in micro_batches(lengths, settings.microbatch_tokens):
+    for rows in micro_batches(sequences, lengths, settings.microbatch_tokens):
         micro = collate(sequences, rows, lengths, used_Q, decoder.device)
         place_M = torch.from_numpy(order_Q[micro.index_M]).to(decoder.device)
         hidden_HD.index_copy_(0, place_M, micro.hidden(decoder))

@@ -15,9 +15,10 @@ from woodshed.policy.native.fused import fuse
 from woodshed.policy.operators import products_in
 
 from .batch import TrainBatch
-from .collate import collate, input_lengths, micro_batches, weighted
+from .collate import collate, input_lengths, weighted
 from .loss import TokenStats, backward
 from .optim import Optimizer, lr_factor
+from .packing import micro_batches
 from .settings import TrainSettings
 from .teacher import read_hints, weighs_hints
 
@@ -92,8 +93,9 @@ class Trainer:
         (share of all tokens that were not computed because rows share them), ``sequences``, ``rollouts`` (with at least
         one sequence), ``staleness_mean`` and ``staleness_max`` (versions between sampling and this step), ``seconds``,
         ``skipped`` (1 if no weight changed), ``teacher_tokens`` (positions that the teacher computed). For a mixture of
-        experts whose routes the engine recorded, as shares of the experts to replay: ``replay_differs_share`` (the
-        trainer would not have chosen them) and ``replay_refused_share`` (rejected by ``replay_ratio``).
+        experts whose routes the engine recorded, as shares of the experts to replay at computed positions:
+        ``replay_differs_share`` (the trainer would not have chosen them) and ``replay_refused_share`` (rejected by
+        ``replay_ratio``).
         """
         with products_in(self.settings.products):
             return self._step(batch, teacher)
@@ -106,7 +108,7 @@ class Trainer:
         read = None
         if weighs_hints(batch):
             read = read_hints(self.decoder if teacher is None else teacher, batch, self.settings)
-        for rows in micro_batches(lengths, self.settings.microbatch_tokens):
+        for rows in micro_batches(batch, lengths, self.settings.microbatch_tokens):
             micro = collate(batch, rows, lengths, used_N, self.decoder.device)
             backward(self.decoder, micro, batch.denominators, self.settings, seen, read)
             tokens += len(micro.tokens_N)

@@ -244,18 +244,20 @@ void woodshed_logits_gradient(int threads, long rows, long width, const int64_t 
 }
 
 // see ragged.h
-void woodshed_attention(int threads, long rows, long shared, long heads, long kv_heads, long width, float scale,
-                        const int64_t *starts, const int64_t *counts, const int64_t *at, const float *q, const float *k,
-                        const float *v, float *out, float *lse) {
-    ragged::forward(threads, {rows, shared, heads, kv_heads, width, starts, counts, at}, scale, q, k, v, out, lse);
+void woodshed_attention(int threads, long rows, long heads, long kv_heads, long width, float scale, const int64_t *starts,
+                        const int64_t *counts, const int64_t *at, const int64_t *begins, const int64_t *context,
+                        const float *q, const float *k, const float *v, float *out, float *lse) {
+    ragged::Layout of{rows, heads, kv_heads, width, starts, counts, at, begins, context};
+    ragged::forward(threads, of, scale, q, k, v, out, lse);
 }
 
-void woodshed_attention_backward(int threads, long rows, long shared, long heads, long kv_heads, long width, float scale,
-                                 const int64_t *starts, const int64_t *counts, const int64_t *at, const float *grad,
-                                 const float *q, const float *k, const float *v, const float *out, const float *lse,
-                                 float *grad_q, float *grad_k, float *grad_v) {
-    ragged::backward(threads, {rows, shared, heads, kv_heads, width, starts, counts, at}, scale, grad, q, k, v, out, lse,
-                     grad_q, grad_k, grad_v);
+void woodshed_attention_backward(int threads, long rows, long heads, long kv_heads, long width, float scale,
+                                 const int64_t *starts, const int64_t *counts, const int64_t *at, const int64_t *begins,
+                                 const int64_t *context, const float *grad, const float *q, const float *k,
+                                 const float *v, const float *out, const float *lse, float *grad_q, float *grad_k,
+                                 float *grad_v) {
+    ragged::Layout of{rows, heads, kv_heads, width, starts, counts, at, begins, context};
+    ragged::backward(threads, of, scale, grad, q, k, v, out, lse, grad_q, grad_k, grad_v);
 }
 
 // see linear.h; `half`: operands are rounded to bfloat16

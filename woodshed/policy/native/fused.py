@@ -136,20 +136,20 @@ class _Attention(torch.autograd.Function):
         starts, at = layout.starts, None
         counts = starts
         if len(q) != layout.size:
-            counts, at = layout.end_counts, layout.ends_M
-        rows, (heads, width) = len(starts) - 1, q.shape[1:]
-        ctx.sizes = (rows, layout.shared, heads, k.shape[1], width, width**-0.5)
+            counts, at = layout.end_counts, layout.ends
+        ctx.sizes = (len(layout.lengths), q.shape[1], k.shape[1], q.shape[2], q.shape[2] ** -0.5)
+        ctx.places = (starts, counts, at, *layout.gathered)
         out, lse = torch.empty_like(q), q.new_empty(q.shape[:2])
-        _call("attention", *ctx.sizes, starts, counts, at, q, k, v, out, lse)
-        ctx.save_for_backward(starts, counts, at, q, k, v, out, lse)
+        _call("attention", *ctx.sizes, *ctx.places, q, k, v, out, lse)
+        ctx.save_for_backward(q, k, v, out, lse)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        starts, counts, at, *computed = ctx.saved_tensors
+        computed = ctx.saved_tensors
         grads = [torch.empty_like(x) for x in computed[:3]]
-        _call("attention_backward", *ctx.sizes, starts, counts, at, grad.contiguous(), *computed, *grads)
+        _call("attention_backward", *ctx.sizes, *ctx.places, grad.contiguous(), *computed, *grads)
         return None, *grads
 
 

@@ -1,9 +1,9 @@
-// Causal attention, forward and backward, of sequences of any lengths that lie one after the other. A beginning that they
-// share lies before them once. The layout is that of `policy/attention.py`.
+// Causal attention, forward and backward, of pieces of any lengths that lie one after the other. A piece starts a sequence
+// or continues another piece, which several may continue. The layout is that of `policy/attention.py`.
 //
 // Scores of a block of queries with all keys that they see stay in the cache: S = Q K^T, P = softmax(S), O = P V. Backward
 // computes P from the log of its sum (FlashAttention, Dao et al. 2022, appendix B.2): dV = P^T dO,
-// dS = P (dO V^T - dO O), dQ = dS K, dK = dS^T Q. One thread computes a key/value head of a sequence, so bits do not depend
+// dS = P (dO V^T - dO O), dQ = dS K, dK = dS^T Q. One thread computes a key/value head of a piece, so bits do not depend
 // on the number of threads.
 #pragma once
 #include <vector>
@@ -23,19 +23,23 @@ using Across = Rows<Single<float>>;
 using Down = Columns<Single<float>>;
 
 struct Layout {
-    long rows, shared, heads, kv_heads, width; // `shared`: keys before the first sequence that all others see too
-    const int64_t *starts, *counts; // [rows + 1]: first position, and first query, of each sequence
-    const int64_t *at;              // [M]: positions of the queries; null: all
+    long rows, heads, kv_heads, width;
+    const int64_t *starts, *counts;    // [rows + 1]: first position, and first query, of each piece
+    const int64_t *at;                 // [M]: positions of the queries; null: all
+    const int64_t *begins, *context;   // context[begins[row]] to context[begins[row + 1]]: keys that a piece continues
 
-    long before(long row) const { return row ? shared : 0; }
+    long before(long row) const { return begins[row + 1] - begins[row]; }
     long keys(long row) const { return before(row) + starts[row + 1] - starts[row]; }
-    // position in [N] of a key that a sequence sees
-    long key(long row, long t) const { return t < before(row) ? t : starts[row] + t - before(row); }
+    // position in [N] of a key that a piece sees
+    long key(long row, long t) const {
+        long first = before(row);
+        return t < first ? context[begins[row] + t] : starts[row] + t - first;
+    }
     // how many keys a query sees
     long seen(long row, long query) const { return before(row) + (at ? at[query] : query) - starts[row] + 1; }
 };
 
-// x [N, K, E] of one sequence and head as [T, E], and with `turned` as [E, T] padded with zeros to `wide` keys
+// x [N, K, E] of one piece and head, after what it continues, as [T, E], and with `turned` as [E, T] padded with zeros to `wide` keys
 inline void gather(const Layout &of, long row, long head, const float *x, long wide, float *plain, float *turned) {
     long count = of.keys(row), E = of.width;
     for (long t = 0; t < count; t++)
@@ -47,7 +51,7 @@ inline void gather(const Layout &of, long row, long head, const float *x, long w
     }
 }
 
-// work(query, how many, keys that the last of them sees, rounded up to LANES) for blocks of a sequence's queries
+// work(query, how many, keys that the last of them sees, rounded up to LANES) for blocks of a piece's queries
 template <class Work> void in_blocks(const Layout &of, long row, Work work) {
     long most_at_once = most(ROWS, least(QUERIES, SCORES / up_to(of.keys(row), LANES) / ROWS * ROWS));
     for (long first = of.counts[row]; first < of.counts[row + 1]; first += most_at_once) {
@@ -97,11 +101,12 @@ inline void forward(int threads, const Layout &of, float scale, const float *q, 
     }
 }
 
-// grad_q as q; grad_k, grad_v as k. What sequences send back to the shared keys is added up in their order.
+// grad_q as q; grad_k, grad_v as k. What pieces send back to the keys that they continue is added up in their order.
 inline void backward(int threads, const Layout &of, float scale, const float *grad, const float *q, const float *k,
                      const float *v, const float *out, const float *lse, float *grad_q, float *grad_k, float *grad_v) {
     long E = of.width, H = of.heads, K = of.kv_heads, group = H / K, units = of.rows * K;
-    std::vector<float> sent(2 * units * of.shared * E);
+    long contexts = of.begins[of.rows];
+    std::vector<float> sent(2 * contexts * K * E);
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
     for (long unit = 0; unit < units; unit++) {
         long row = unit / K, kv = unit % K, keys = of.keys(row), wide = up_to(keys, LANES);
@@ -137,18 +142,17 @@ inline void backward(int threads, const Layout &of, float scale, const float *gr
         });
         for (long t = 0; t < keys; t++) {
             bool own = t >= of.before(row);
-            long to = own ? (of.key(row, t) * K + kv) * E : (unit * of.shared + t) * E;
+            long to = ((own ? of.key(row, t) : of.begins[row] + t) * K + kv) * E;
             std::memcpy((own ? grad_k : sent.data()) + to, &key_grad[t * E], 4 * E);
-            std::memcpy((own ? grad_v : sent.data() + units * of.shared * E) + to, &value_grad[t * E], 4 * E);
+            std::memcpy((own ? grad_v : sent.data() + contexts * K * E) + to, &value_grad[t * E], 4 * E);
         }
     }
-    for (long unit = K; of.shared && unit < units; unit++)
-        for (long t = 0; t < of.shared; t++)
-            for (long e = 0; e < E; e++) {
-                long to = (t * K + unit % K) * E + e, from = (unit * of.shared + t) * E + e;
-                grad_k[to] += sent[from];
-                grad_v[to] += sent[units * of.shared * E + from];
-            }
+    for (long from = 0; from < contexts; from++)
+        for (long e = 0; e < K * E; e++) {
+            long to = of.context[from] * K * E + e;
+            grad_k[to] += sent[from * K * E + e];
+            grad_v[to] += sent[(contexts + from) * K * E + e];
+        }
 }
 
 } // namespace ragged
