@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
+from woodshed.record.blob import compress
 from woodshed.record.run_directory import DirectoryError
 from woodshed.record.segment import Segment, Span
 from woodshed.record.store import TrajectoryStore, trajectory_from_bytes, trajectory_to_bytes
-from woodshed.record.trajectory import Effort, Outcome, ToolEvent, Trajectory
+from woodshed.record.trajectory import Effort, Fork, Outcome, ToolEvent, Trajectory
 
 
 def make(number: int, group: str = "g0", length: int = 7) -> Trajectory:
@@ -177,3 +180,66 @@ def test_a_shard_that_cannot_be_read_is_named(tmp_path: Path, damage: str) -> No
     assert store.get("g0-0") is not None
     with pytest.raises(DirectoryError, match=r"shard-00001\.parquet is missing or damaged"):
         list(store)
+
+
+def fork_of(parent: Trajectory, id: str, *, shared: int, own: int) -> Trajectory:
+    """A fork that shares the first tokens with its parent, as context."""
+    rng, (theirs,) = np.random.default_rng(own), parent.segments
+    sampled = np.arange(shared + own) >= shared
+    segment = Segment(
+        np.concatenate((theirs.tokens[:shared], rng.integers(0, 1000, own).astype(np.int32))),
+        sampled,
+        np.where(sampled, -rng.random(shared + own), 0).astype(np.float32),
+        np.where(sampled, 3, -1).astype(np.int32),
+        [Span(0, shared, "user", 0), Span(shared, shared + own, "assistant", 1)],
+    )
+    return replace(parent, id=id, segments=[segment], fork=Fork(parent.id, 1, 0, shared))
+
+
+@pytest.mark.parametrize("length", [2_000, 100_000])
+@pytest.mark.parametrize("compacted", ["neither", "the parent", "both"])
+def test_a_fork_keeps_only_what_its_parent_lacks(tmp_path: Path, length: int, compacted: str) -> None:
+    root = make(0, length=length)
+    forks = [fork_of(root, f"g0-0.f{n}", shared=length * 9 // 10, own=length // 10 + n) for n in range(2)]
+    forks.append(fork_of(forks[0], "g0-0.f0.f0", shared=length * 19 // 20, own=length // 20))
+    store = TrajectoryStore(tmp_path)
+    assert store.add(root) and (compacted != "the parent" or store.compact(1) == 1)
+    for fork in forks:
+        assert store.add(fork) and not store.add(fork)
+    with sqlite3.connect(tmp_path / "index.sqlite") as connection:
+        sizes = dict(connection.execute("SELECT id, LENGTH(blob) FROM trajectories"))
+    for fork in forks:
+        assert sizes[fork.id] < 0.4 * len(compress(trajectory_to_bytes(fork)))
+    assert compacted != "both" or store.compact(1) == 4
+    store.close()
+    store = TrajectoryStore(tmp_path)
+    everyone = {t.id: t for t in (root, *forks)}
+    for found in (list(store), store.group("g0"), [store.get(id) for id in everyone]):
+        assert len(found) == 4
+        for trajectory in found:
+            assert trajectory is not None
+            same(trajectory, everyone[trajectory.id])
+
+
+def test_a_fork_stored_before_its_parent_needs_none(tmp_path: Path) -> None:
+    store, root = TrajectoryStore(tmp_path), make(0, length=500)
+    fork = fork_of(root, "g0-0.f0", shared=400, own=50)
+    assert store.add(fork) and store.add(root)
+    found = store.get(fork.id)
+    assert found is not None
+    same(found, fork)
+
+
+def test_a_missing_or_replaced_parent_is_named(tmp_path: Path) -> None:
+    store, root = TrajectoryStore(tmp_path), make(0, length=500)
+    fork = fork_of(root, "g0-0.f0", shared=400, own=50)
+    assert store.add(root) and store.add(fork)
+    with sqlite3.connect(tmp_path / "index.sqlite") as connection:
+        connection.execute("DELETE FROM trajectories WHERE id = ?", [root.id])
+    with pytest.raises(
+        DirectoryError, match=r"g0-0\.f0 is stored as a continuation of g0-0, which is missing; restore"
+    ):
+        store.get(fork.id)
+    assert store.add(replace(make(2, length=500), id=root.id))
+    with pytest.raises(DirectoryError, match="is missing or damaged"):
+        store.get(fork.id)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from gateway.parts import HERMES, ScriptedEngine
 from gateway.real import logprob_gap
@@ -114,6 +115,9 @@ def test_forks_are_run_once_and_conserved_through_restarts(tmp_path: Path) -> No
         assert not ours.sampled[:shared].any() and np.array_equal(ours.sampled[shared:], theirs.sampled[shared:])
         assert [(e.name, e.result) for e in made.events] == [(e.name, e.result) for e in parent.events]
         assert made.effort.turns == parent.effort.turns == 3
+    rows = [row for shard in index.parent.glob("shard-*.parquet") for row in pq.read_table(shard).to_pylist()]
+    sizes = {row["id"]: len(row["record"]) for row in rows}
+    assert max(sizes[id] for id in sizes.keys() - roots) < 0.2 * min(sizes[id] for id in roots), "stored once"
     lines = read_jsonl(tmp_path / "metrics" / "rollouts.jsonl")
     assert [(line["forks"], line["rollouts"], line["abandoned_forks"]) for line in lines] == [(4, 6, 0), (4, 6, 0)]
 

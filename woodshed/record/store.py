@@ -5,7 +5,8 @@ blobs of a few hundred trajectories into a Parquet shard. It writes and renames 
 second, so a kill in between loses nothing and leaves an unused file, which the next ``compact`` removes.
 
 A blob is a JSON head followed by the raw arrays, compressed, with a checksum. Lengths are checked, and there is no
-pickle.
+pickle. A fork that is stored after its parent is compressed against it (``blob.py``) and joined with it when it is
+read.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -24,8 +24,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import sqlalchemy as sa
-import zstandard
 
+from .blob import Parent, compress, decompress, parent_of
 from .fault import is_shortage
 from .kept import KeptSets
 from .run_directory import DirectoryError
@@ -129,6 +129,8 @@ _table = sa.Table(
     sa.Column("shard", sa.String, nullable=True),
 )
 _record = (_table.c.id, _table.c.blob, _table.c.shard)
+_PARENTS = 16
+"""Number of parents that are kept in memory while forks are read: those of a few groups."""
 
 
 class TrajectoryStore:
@@ -154,7 +156,6 @@ class TrajectoryStore:
             connection.execute(sa.schema.CreateTable(_table, if_not_exists=True))
             for each in sorted(_table.indexes, key=lambda each: str(each.name)):
                 connection.execute(sa.schema.CreateIndex(each, if_not_exists=True))
-        self._compress = threading.local()
 
     def _name_damage(self, context: sa.engine.ExceptionContext) -> None:
         """Raise DirectoryError in place of an error of SQLite that means that the index is damaged."""
@@ -167,7 +168,8 @@ class TrajectoryStore:
 
     def add(self, trajectory: Trajectory) -> bool:
         """Store a trajectory; return False, and change nothing, if its id is stored already."""
-        blob = self._compressor().compress(trajectory_to_bytes(trajectory))
+        parent = None if trajectory.fork is None else self._parent(trajectory.fork.parent)
+        blob = compress(trajectory_to_bytes(trajectory), parent)
         low, high = trajectory.version_range()
         row = {
             "id": trajectory.id,
@@ -276,6 +278,7 @@ class TrajectoryStore:
         with self._engine.connect() as connection:
             rows = connection.execute(query).all()
         shards: dict[str, dict[str, bytes]] = {}
+        parents: dict[str, Parent] = {}
         for row in rows:
             blob = row.blob
             if blob is None:
@@ -284,10 +287,37 @@ class TrajectoryStore:
                     shards[row.shard] = self._read_shard(row.shard, wanted)
                 blob = shards[row.shard][row.id]
             try:
-                trajectory = trajectory_from_bytes(zstandard.decompress(blob))
-            except (zstandard.ZstdError, ValueError) as error:
+                name = parent_of(blob)
+                if name is not None and name not in parents:
+                    if len(parents) == _PARENTS:
+                        del parents[next(iter(parents))]
+                    parents[name] = self._needed(name, row.id)
+                trajectory = trajectory_from_bytes(decompress(blob, None if name is None else parents[name]))
+            except ValueError as error:
                 raise self._damaged(row.shard or "index.sqlite") from error
             yield trajectory
+
+    def _parent(self, id: str) -> Parent | None:
+        """Return a stored trajectory as the parent of others; None if it is not stored."""
+        with self._engine.connect() as connection:
+            row = connection.execute(sa.select(*_record).where(_table.c.id == id)).first()
+        if row is None:
+            return None
+        blob = row.blob if row.blob is not None else self._read_shard(row.shard, [id])[id]
+        try:
+            name = parent_of(blob)
+            return Parent(id, decompress(blob, None if name is None else self._needed(name, id)))
+        except ValueError as error:
+            raise self._damaged(row.shard or "index.sqlite") from error
+
+    def _needed(self, parent: str, fork: str) -> Parent:
+        found = self._parent(parent)
+        if found is None:
+            raise DirectoryError(
+                f"{self.folder}: {fork} is stored as a continuation of {parent}, which is missing; restore it, or "
+                "start over in another folder"
+            )
+        return found
 
     def _read_shard(self, name: str, ids: Sequence[str]) -> dict[str, bytes]:
         try:
@@ -305,11 +335,6 @@ class TrajectoryStore:
         return DirectoryError(
             f"{self.folder / name} is missing or damaged; restore it, or start over in another folder"
         )
-
-    def _compressor(self) -> zstandard.ZstdCompressor:
-        if not hasattr(self._compress, "zstd"):
-            self._compress.zstd = zstandard.ZstdCompressor(level=1, write_checksum=True)
-        return self._compress.zstd
 
 
 def _sqlite_pragmas(connection: Any, _: Any) -> None:
