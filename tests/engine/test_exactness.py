@@ -134,6 +134,42 @@ def test_a_group_shares_its_prompt():
     run(main())
 
 
+@pytest.mark.parametrize(
+    ("settings", "open_before", "between", "cached"),
+    [
+        ({}, False, (), 50),
+        ({}, False, (7,), 0),
+        ({}, True, (7,), 50),  # the cache has more rows than sessions
+        ({"max_sessions": 1}, False, (), 50),
+        ({"max_sessions": 1}, False, (7,), 0),
+        ({"share_prefix": 0}, False, (), 0),
+        ({"share_prefix": 51}, False, (), 0),
+        ({"prefix_cache": "off"}, False, (), 0),
+    ],
+)
+def test_what_an_ended_session_computed_is_shared_until_its_row_is_taken(settings, open_before, between, cached):
+    async def main():
+        policy = decoder(MOE)
+        async with running(policy, **settings) as engine:
+            if open_before:
+                await engine.generate(prompt(30, seed=8), Sampling(max_tokens=4), session="open")
+            await engine.generate(prompt(50), Sampling(max_tokens=4), session="root")
+            engine.release("root")
+            for seed in between:
+                await engine.generate(prompt(30, seed=seed), Sampling(max_tokens=4), session="other")
+            tokens = prompt(50) + prompt(5, seed=9)
+            for session in ("fork", "again"):
+                done = await engine.generate(tokens, Sampling(max_tokens=4), session=session)
+                engine.release(session)
+                assert done.cached_tokens == (cached if session == "fork" or not cached else 54)
+                assert len(done.prompt_routes) == 55 and (done.prompt_routes[:, 0] >= 0).all()
+                assert worst_gap(policy, tokens, done.tokens, done.logprobs) < TOLERANCE
+                if not cached:
+                    break
+
+    run(main())
+
+
 def test_routes_are_those_of_the_tokens():
     async def main():
         policy = decoder(MOE)

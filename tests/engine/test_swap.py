@@ -201,15 +201,20 @@ def test_what_a_next_turn_reuses_after_keep(prefix_cache, cached):
     run(main())
 
 
-def test_stale_keys_do_not_spread_to_other_sessions():
+@pytest.mark.parametrize("ended", [False, True])
+def test_stale_keys_do_not_spread_to_other_sessions(ended):
     async def main():
         new = decoder(seed=1)
-        async with running(decoder(), share_prefix=4) as engine:
+        async with running(decoder(), share_prefix=4, **({"max_sessions": 1} if ended else {})) as engine:
             await engine.generate(prompt(30), Sampling(max_tokens=4), session="old")
+            if ended:
+                engine.release("old")
             await engine.update_weights(1, clone_state(new), kv="keep")
             done = await engine.generate(prompt(30), Sampling(max_tokens=4), session="new")
             assert done.cached_tokens == 0
             assert worst_gap(new, prompt(30), done.tokens, done.logprobs) < TOLERANCE
+            if ended:
+                engine.release("new")
             other = await engine.generate(prompt(30), Sampling(max_tokens=4), session="newer")
             assert other.cached_tokens == 29
 

@@ -171,15 +171,21 @@ def event(name: str, turn: int) -> ToolEvent:
 
 
 class Mixed:
-    """The player says the first two replies, which every fork shares; all others are sampled by a real engine."""
+    """The player says the first two replies, which every fork shares; all others are sampled by a real engine.
 
-    def __init__(self, player: Player, real: LocalEngine) -> None:
+    ``asked`` gets prompts of the real engine, each with the number of tokens that it had in its cache."""
+
+    def __init__(self, player: Player, real: LocalEngine, asked: list[tuple[list[int], int]]) -> None:
         self.scripted, self.real, self.version = ScriptedEngine(player, context=1 << 20), real, 0
         self.scripted.version = 0
+        self.asked = asked
 
     async def generate(self, tokens: Sequence[int], *arguments: Any, **named: Any) -> Completion:
-        played = HERMES.decode(tokens).count("<tool_response>") < 2
-        return await (self.scripted if played else self.real).generate(tokens, *arguments, **named)
+        if HERMES.decode(tokens).count("<tool_response>") < 2:
+            return await self.scripted.generate(tokens, *arguments, **named)
+        done = await self.real.generate(tokens, *arguments, **named)
+        self.asked.append((list(tokens), done.cached_tokens))
+        return done
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.real, name)
@@ -202,10 +208,12 @@ def test_what_a_real_engine_samples_in_forks_has_the_trainers_log_probabilities(
         tools=("write_file", "run_tests", "finish"), limits=LimitSettings(turns=3, turn_tokens=200)
     )
 
+    asked: list[tuple[list[int], int]] = []
+
     async def main() -> None:
         real = LocalEngine(decoder)
         try:
-            mixed = Mixed(Player(FAILS), real)
+            mixed = Mixed(Player(FAILS), real, asked)
             async with trained(tmp_path, 4, engine=mixed, harness=harness, reward=reward) as at:
                 await at.run(SETTINGS.model_copy(update={"concurrency": 6}))
                 found = at.conserved()
@@ -216,6 +224,12 @@ def test_what_a_real_engine_samples_in_forks_has_the_trainers_log_probabilities(
     asyncio.run(main())
     forks = [t for t in stored(tmp_path).values() if t.fork is not None]
     assert len(forks) == 8 and all(t.sampled_tokens and len(t.segments) == 1 for t in forks)
+    for fork in forks:
+        assert fork.fork is not None
+        node = fork.segments[0].tokens[: fork.fork.tokens].tolist()
+        cached = [count for prompt, count in asked if prompt == node]
+        # Four roots and eight forks ask with these tokens, in two groups; for the first of them nothing is known yet.
+        assert len(cached) == 12 and sum(count == len(node) - 1 for count in cached) >= 10, cached
     assert len({tuple(t.segments[0].tokens.tolist()) for t in forks}) > 4, "they go on differently"
     assert max(logprob_gap(decoder, t.segments[0]) for t in forks) < 1e-4
 

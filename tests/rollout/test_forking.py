@@ -15,6 +15,7 @@ from grading import toy
 from rollouts import Call, arena, call_texts
 
 from woodshed.engine.local import LocalEngine
+from woodshed.engine.protocol import Completion
 from woodshed.harness.settings import HarnessSettings, LimitSettings
 from woodshed.policy.config import DecoderConfig
 from woodshed.policy.decoder import Decoder
@@ -111,21 +112,32 @@ def test_a_real_engine_goes_on_from_the_tokens(task: tuple[Task, LayerStore], pa
     )
     decoder = Decoder(config, seed=5)
 
-    async def main() -> Trajectory:
-        engine = LocalEngine(decoder)
+    asked: list[tuple[int, int]] = []  # tokens of a prompt, and how many of them the engine had in its cache
+
+    class Watched(LocalEngine):
+        async def generate(self, tokens: Sequence[int], *arguments: Any, **named: Any) -> Completion:
+            done = await super().generate(tokens, *arguments, **named)
+            asked.append((len(tokens), done.cached_tokens))
+            return done
+
+    async def main() -> list[Trajectory]:
+        engine = Watched(decoder)
         try:
-            return await episode(task, engine, "root.f1", fork=fork_point(parent, 2))
+            return [await episode(task, engine, id, fork=fork_point(parent, 2)) for id in ("root.f1", "root.f2")]
         finally:
             await engine.close()
 
-    made = asyncio.run(main())
-    assert made.status != INFRA, made.error
-    assert made.fork is not None
-    ours, theirs, shared = made.segments[0], parent.segments[0], made.fork.tokens
-    assert np.array_equal(ours.tokens[:shared], theirs.tokens[:shared])
-    assert not ours.sampled[:shared].any() and ours.sampled[shared]
-    assert ours.spans[0] == theirs.spans[0] and (ours.versions[ours.sampled] == 0).all()
-    assert logprob_gap(decoder, ours) < 1e-4
+    first, second = asyncio.run(main())
+    for made in (first, second):
+        assert made.status != INFRA, made.error
+        assert made.fork is not None
+        ours, theirs, shared = made.segments[0], parent.segments[0], made.fork.tokens
+        assert np.array_equal(ours.tokens[:shared], theirs.tokens[:shared])
+        assert not ours.sampled[:shared].any() and ours.sampled[shared]
+        assert ours.spans[0] == theirs.spans[0] and (ours.versions[ours.sampled] == 0).all()
+        assert logprob_gap(decoder, ours) < 1e-4
+    (alone, nothing), (again, cached) = asked[0], asked[len(first.replies) - 2]
+    assert (alone, again, nothing) == (shared, shared, 0) and cached == shared - 1, "only the last token is computed"
 
 
 def test_a_fork_replays_the_experts_of_its_own_engine() -> None:

@@ -26,7 +26,8 @@ class RowCache:
     computed. ``oldest[row]`` is the oldest policy version that computed any of them. ``routes`` int16 ``[R, T, L, K]``
     (-1 where unknown) exists for mixtures of experts only and covers the first ``layers``; completions of the row's
     session have returned those of its first ``returned[row]`` tokens. ``extra_layers`` hold only keys and values.
-    ``last`` ``[R, width]`` is the hidden state of each row's last computed position, if ``width`` is given.
+    ``last`` ``[R, width]`` is the hidden state of each row's last computed position, if ``width`` is given. ``left`` is
+    True while a row holds what a session computed that has ended since.
     Engine's thread only.
     """
 
@@ -56,6 +57,7 @@ class RowCache:
         self.oldest: NDArray[np.int64] = np.zeros(0, np.int64)
         self.returned: NDArray[np.int64] = np.zeros(0, np.int64)
         self.busy: NDArray[np.bool_] = np.zeros(0, np.bool_)
+        self.left: NDArray[np.bool_] = np.zeros(0, np.bool_)
         self.routes: NDArray[np.int16] | None = None
         self.owner: list[str | None] = []
         self.sessions: dict[str, int] = {}
@@ -97,7 +99,7 @@ class RowCache:
         """Return a row for a sequence of at most ``length`` tokens, marked busy; None if only busy rows are left.
 
         A session gets its own row back with its contents. If that row is busy (two concurrent requests of one
-        session), the second request gets an anonymous row.
+        session), the second request gets an anonymous row. Another row may hold what an ended session ``left``.
         """
         own = self.sessions.get(session) if session is not None else None
         if own is not None and self.busy[own]:
@@ -110,7 +112,9 @@ class RowCache:
             return None
         self.busy[row] = True
         if own is None:
-            self.lengths[row] = self.returned[row] = 0
+            self.returned[row] = 0
+            if not self.left[row]:
+                self.lengths[row] = 0
             self.owner[row] = session
             if session is not None:
                 self.sessions[session] = row
@@ -124,12 +128,18 @@ class RowCache:
         if self.owner[row] is None:
             self.lengths[row] = 0
 
-    def drop(self, row: int) -> None:
-        """Forget the contents and the session of a row."""
+    def leave(self, row: int) -> None:
+        """End the session of a row. Its contents can be shared until another session takes the row."""
         session = self.owner[row]
         if session is not None:
             del self.sessions[session]
         self.owner[row] = None
+        self.left[row] = True
+
+    def drop(self, row: int) -> None:
+        """End the session of a row and forget its contents."""
+        self.leave(row)
+        self.left[row] = False
         self.lengths[row] = 0
 
     def scrub(self, row: int) -> None:
@@ -161,8 +171,8 @@ class RowCache:
 
     def _free_row(self) -> int | None:
         free = [row for row in range(self.rows) if not self.busy[row] and self.owner[row] is None]
-        if free:
-            return free[0]
+        if free:  # those without contents first, then those that were left first
+            return min(free, key=lambda row: self._used[row] if self.left[row] else -1)
         wanted = min(max(8, 2 * self.rows), self.rows_within(self.length))
         if wanted > self.rows:
             first = self.rows
@@ -214,7 +224,7 @@ class RowCache:
             if self.routes is not None:
                 routes[: len(kept), :old_length] = self.routes[kept]
             self.routes = routes
-        for name in ("lengths", "oldest", "returned", "busy", "_used"):
+        for name in ("lengths", "oldest", "returned", "busy", "left", "_used"):
             values = np.zeros(rows, getattr(self, name).dtype)
             values[: len(kept)] = getattr(self, name)[kept]
             setattr(self, name, values)

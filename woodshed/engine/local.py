@@ -418,7 +418,7 @@ class LocalEngine:
             self._finish(request, "cancelled")
         row = self._cache.sessions.get(session)
         if row is not None:
-            self._cache.drop(row)
+            self._cache.leave(row)
 
     def _swap(self, swap: Swap) -> None:
         began = time.perf_counter()

@@ -108,10 +108,12 @@ class Scheduler:
             self.running.append(request)
 
     def _reuse(self, request: Request, version: int) -> None:
-        """Keep the common prefix of the request's prompt and its row."""
+        """Keep the common prefix of the request's prompt and its row, under the rules of ``_share`` where the row holds
+        what another session left."""
         cache, row, prompt = self.cache, request.row, request.prompt
-        mode = self.settings.prefix_cache
-        stale = mode == "off" or (mode == "salt" and cache.oldest[row] != version)
+        mode, least = self.settings.prefix_cache, self.settings.share_prefix
+        others = bool(cache.left[row])
+        stale = mode == "off" or ((mode == "salt" or others) and cache.oldest[row] != version)
         held = 0 if stale else int(cache.lengths[row])
         if held:
             n = min(held, len(prompt))
@@ -119,6 +121,9 @@ class Scheduler:
             held = int(differs.argmax()) if differs.any() else n
         # the last prompt token is always computed, because its logits are needed
         held = min(held, len(prompt) - 1)
+        if others and (held < least or not least):
+            held = 0
+        cache.left[row] = False
         cache.lengths[row] = held
         cache.tokens[row, : len(prompt)] = prompt
         cache.tokens[row, len(prompt) :] = -1  # never part of a common prefix

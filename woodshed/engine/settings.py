@@ -67,8 +67,9 @@ class EngineSettings(Settings):
     ``recompute`` recomputes them, ``drain`` lets the requests finish first, so that no reply mixes versions."""
 
     share_prefix: int = Field(default=16, ge=0)
-    """Shortest common prefix in tokens that is copied from another session; 0 turns sharing off. Only keys and values
-    of the current weights are shared, so stale ones do not spread between trajectories."""
+    """Shortest common prefix in tokens that is copied from another session; 0 turns sharing off. What a session
+    computed is shared after its end too, until its row is needed. Only keys and values of the current weights are
+    shared, so stale ones do not spread between trajectories."""
 
     speculate: Literal["auto", "mtp", "ngram", "off"] = "auto"
     """Drafter of speculative decoding: the policy's multi-token-prediction head (``mtp``), or earlier text of the
