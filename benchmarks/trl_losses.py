@@ -40,8 +40,9 @@ from woodshed.rl.algorithms import Algorithm, annotate, load_algorithm
 from woodshed.rl.algorithms.grpo import Grpo, lengths_of
 from woodshed.rl.batching import build_batch
 from woodshed.train.batch import TrainBatch
-from woodshed.train.collate import collate, input_lengths, micro_batches, weighted
+from woodshed.train.collate import collate, input_lengths, weighted
 from woodshed.train.loss import TokenStats, backward
+from woodshed.train.packing import micro_batches
 from woodshed.train.settings import TrainSettings
 
 GROUP, TOKENS = 6, 24
@@ -269,7 +270,7 @@ def our_side(decoder: Decoder, batch: TrainBatch, settings: TrainSettings) -> tu
     """Return our loss, its gradient as TRL's, and the share of policy-gradient tokens that no clipping holds back."""
     used, seen = weighted(batch), TokenStats()
     lengths = input_lengths(batch, used)
-    for rows in micro_batches(lengths, settings.microbatch_tokens):
+    for rows in micro_batches(batch, lengths, settings.microbatch_tokens):
         backward(decoder, collate(batch, rows, lengths, used, decoder.device), batch.denominators, settings, seen)
     with torch.no_grad():
         for parameter in decoder.parameters():
