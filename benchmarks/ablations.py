@@ -13,6 +13,8 @@ Some arms need a base of their own:
 
 - ``effort``: one with ``learn.sft.verified = false`` (after verified demonstrations a policy never gives up, so it
   cannot learn to stop earlier).
+- ``effort_waste``: one whose every episode has something to save (``learn.demonstrations.wrong_file = 0.8``).
+- ``habit_free``, ``habit_dropped``: one that breaks calls in every seed (``learn.demonstrations.foreign_tool = 0.2``).
 - ``summaries_masked``: a policy that summarises (``harness.summary``, and a context too small for its tasks).
 - ``summaries_masked_tight``: one that depends on its summaries (three calls and one summary after the file was read, so
   that a policy that must read it again cannot edit).
@@ -69,6 +71,7 @@ ARMS: Mapping[str, tuple[str, ...]] = {
     "growth": ("rl.growth={make=6,easy=0.5}",),
     "effort": ("rl.rewards={invalid_call=0.05,effort=0.3}",),
     "effort_low": ("rl.rewards={invalid_call=0.05,effort=0.1}",),
+    "effort_waste": ("rl.rewards={invalid_call=0.05,effort=0.3}",),
     "forks": ('rl.algorithm="tree"', "rl.group_size=4", "rl.forks.count=2"),
     "summaries_masked": ("rl.train_summaries=false",),
     "summaries_masked_tight": ("rl.train_summaries=false",),
@@ -76,6 +79,8 @@ ARMS: Mapping[str, tuple[str, ...]] = {
     "broken_calls_priced": ("rl.rewards={invalid_call=0.05}",),
     "broken_calls_free": ("rl.rewards={}",),
     "broken_calls_dropped": ("rl.rewards={}", 'rl.algorithm="benchmarks.dropping:DropBroken"'),
+    "habit_free": ("rl.rewards={}",),
+    "habit_dropped": ("rl.rewards={}", 'rl.algorithm="benchmarks.dropping:DropBroken"'),
     "declining_free": ('rl.rewards={invalid_call=0.05,"benchmarks.declining:failed_edit"=1}',),
     "hints": (_HINTS, "train.hint_kl.gate_high=5.0"),
     "hints_ungated": (_HINTS,),
