@@ -174,8 +174,9 @@ def played(folder: Path, settings: RLSettings, held: Held, *, killed: bool = Fal
 def test_the_controller_waits_for_a_slow_group_at_the_end_of_the_window(
     tmp_path: Path, window: int, order: list[int], killed: bool
 ) -> None:
+    # With plain FIFO the first five batches are formed at once; the run must not end before it can be killed.
     settings = RLSettings(
-        steps=5, groups_per_step=1, group_size=2, concurrency=3, max_staleness=4, max_token_age=9, window=window
+        steps=9, groups_per_step=1, group_size=2, concurrency=3, max_staleness=4, max_token_age=9, window=window
     )
     played(tmp_path, settings, Held(4, set()), killed=killed)
     assert [group for groups in batches_of(tmp_path).values() for group in groups][:3] == order
