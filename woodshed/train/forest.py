@@ -39,12 +39,15 @@ class SortedRows:
         return (stop - start) * (end - first - 1) >= WORTH * int((self.lengths[first:end] - start).sum())
 
 
-def sort_rows(batch: TrainBatch, rows: NDArray[np.int64], lengths: NDArray[np.int64]) -> SortedRows:
+def sort_rows(
+    batch: TrainBatch, rows: NDArray[np.int64], lengths: NDArray[np.int64], *, routes: bool = True
+) -> SortedRows:
     """Sort sequences of a batch (``rows``, indices) by their first ``lengths`` (per sequence of the batch) tokens.
 
-    Rows begin alike where their tokens and, if there are any, the experts to replay are equal.
+    Rows begin alike where their tokens and, if there are any, the experts to replay are equal; without ``routes``
+    tokens alone decide.
     """
-    streams: list[NDArray] = [batch.tokens] if batch.routes is None else [batch.tokens, batch.routes]
+    streams: list[NDArray] = [batch.tokens, batch.routes] if routes and batch.routes is not None else [batch.tokens]
     codes, width = [], sum(stream[:1].nbytes for stream in streams)
     for start, length in zip(batch.offsets[rows], lengths[rows]):
         parts = [np.ascontiguousarray(stream[start : start + length]) for stream in streams]

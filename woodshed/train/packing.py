@@ -19,7 +19,8 @@ def micro_batches(batch: TrainBatch, lengths: NDArray[np.int64], budget: int) ->
     gets a group of its own. Every row with a length above 0 appears exactly once; rows of length 0 are left out.
     """
     rows = np.flatnonzero(lengths)
-    found = sort_rows(batch, rows, lengths)
+    # By tokens alone: the experts of a whole batch may be gigabytes, and where they differ only less is shared.
+    found = sort_rows(batch, rows, lengths, routes=False)
     # A run is a range of neighbours; its end is known at its first row, its first row at its end.
     firsts, ends = np.arange(len(rows)), np.arange(1, len(rows) + 1)
     for right in 1 + np.argsort(-found.common[1:], kind="stable"):
