@@ -326,6 +326,23 @@ def test_a_test_run_that_found_no_test(task: Task) -> None:
     assert load_term("untested_finish")(task, episode(EDIT, nothing), NO) == -1
 
 
+@pytest.mark.parametrize("tool", ["run_command", "bash"])
+@pytest.mark.parametrize(
+    ("commands", "value"),
+    [
+        (["sed -i s/1/2/ a.py"], -1),
+        (["sed -i s/1/2/ a.py", "pytest"], 0),
+        (["sed -i s/1/2/ a.py && pytest"], 0),
+        (["pytest", "echo 1 > a.py"], -1),
+        (["pytest", "grep -n 1 a.py"], 0),
+        (["pytest", "echo 1 > /tmp/notes"], 0),
+    ],
+)
+def test_edits_by_the_shell_are_to_be_tested_too(commands: list[str], value: float, tool: str, task: Task) -> None:
+    events = [call(tool, command=command) for command in commands]
+    assert load_term("untested_finish")(task, episode(*events), NO) == value
+
+
 TRUE_WORDS = """\
 I did not run the tests.
 Fixed the rounding.

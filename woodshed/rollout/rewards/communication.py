@@ -17,15 +17,16 @@ from .tool_use import EDITS
 
 
 def untested_finish(task: Task, trajectory: Trajectory, outcome: Outcome) -> float:
-    """Return -1 if the agent ran no test between its last edit and its submission; 0 if it edited nothing."""
+    """Return -1 if the agent ran no test between its last edit, one by the shell included, and its submission; 0 if it
+    edited nothing. A command that edits and then runs tests counts as a test run."""
     if trajectory.status != "submitted":
         return 0.0
     untested = False
     for event in trajectory.events:
-        if event.error is None and event.name in EDITS:
-            untested = True
-        elif runs_tests(event, task):
+        if runs_tests(event, task):
             untested = False
+        elif _edits(event):
+            untested = True
     return -1.0 if untested else 0.0
 
 
