@@ -118,8 +118,11 @@ PAIRS = {
 
 @dataclass(frozen=True)
 class Sampled:
-    """What TRL sampled and how it was rewarded: B rollouts of T tokens, padded; ``old_BT``: log-probabilities of the
-    policy that is said to have sampled them; ``ref_BT``: those of the reference."""
+    """Rollouts that TRL sampled, and their rewards.
+
+    ``inputs``: what TRL's loss reads, with B rollouts of T tokens, padded. ``old_BT``: log-probabilities of the policy
+    that is said to have sampled them. ``ref_BT``: those of the reference.
+    """
 
     inputs: dict[str, Any]
     rewards_B: list[float]

@@ -105,6 +105,11 @@ def test_slow_groups_are_trained_at_little_cost(tmp_path: Path) -> None:
     assert default.stale == fifo.stale == 0 and default.slow_share > 0.14
     assert greedy.seconds < default.seconds < 1.2 * greedy.seconds, "waiting for slow groups has its price"
     assert fifo.seconds > 1.5 * default.seconds and fifo.idle > default.idle
+    assert (default.slow, greedy.slow, greedy.stale) == (39, 27, 16), "as docs/architecture.md says"
+    greedy, default = (
+        simulate(tmp_path / f"busy-{window}", run_settings(window), train_seconds=10.0) for window in (GREEDY, None)
+    )
+    assert greedy == default, "where the trainer is the slower, nothing is lost either way"
     assert (fifo.age, default.age) == (1, 4)
 
 

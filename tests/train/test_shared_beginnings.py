@@ -1,5 +1,4 @@
-"""What rows begin with is computed once, and nothing else changes: loss, gradient and metrics are those of each row
-alone."""
+"""A beginning that rows share is computed once. Loss, gradient and metrics stay those of separate rows."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a message says about tests: that they pass, that they were run, that some still fail.
+"""Claims of a message about tests: that they pass, were run, or fail.
 
-Rules read it clause by clause. A clause that denies, asks, supposes or intends claims nothing ("tests should pass now",
-"run the tests", "to make the tests pass"). Rules like these can be evaded by wording.
+Rules read the message clause by clause. A clause that denies, asks, supposes or intends makes no claim ("tests should
+pass now", "run the tests", "to make the tests pass"). An agent can evade the rules by its wording.
 """
 
 from __future__ import annotations
